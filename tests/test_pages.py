@@ -17,7 +17,7 @@ from shardq.errors import StoreUnavailable
 from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
-from shardq.server.pages.looks import looks_of
+from shardq.server.pages.looks import Looks
 from shardq.server.site import SiteOptions
 from shardq.stores.tables import STATS
 from shardq.testing import Stage
@@ -307,7 +307,7 @@ def test_a_damaged_queue_says_so_on_both_pages_and_the_others_stand() -> None:
         assert ">7</a>" in (await api.ask("GET", f"{PAGES}/queues/mail")).body.decode()
         # Once it is mended, its line is as that of any other.
         api.db._home.store.erase(STATS, ("bad",), [place])
-        looks_of(api.app.site).change()
+        api.app.site.own(Looks).change()
         assert 'class="problem"' not in (await api.ask("GET", f"{PAGES}/")).body.decode()
 
     play(story)

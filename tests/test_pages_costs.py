@@ -16,6 +16,7 @@ from shardq.clock import pause
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
 from shardq.server.answers import AskedQueues, SharedAnswers
+from shardq.server.pages.looks import Looks
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def test_a_look_at_all_queues_costs_a_few_reads_of_each_however_far_their_messag
         filled(api.db)
         browser = Browser(api)
         await browser.page("/")
-        api.app.site.looks.change()
+        api.app.site.own(Looks).change()
         before = reads(api)
         page = await browser.page("/")
         assert len(page.table()) == QUEUES

@@ -18,6 +18,7 @@ from shardq.model.times import span
 from shardq.records.accounts import Accounts
 from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
+from shardq.server.bulk import BulkJobs
 from shardq.server.site import SiteOptions
 from shardq.tasks.worker import Worker
 from tests.callers import TIMEOUT_S, Api, Got
@@ -790,7 +791,7 @@ def test_a_bulk_action_at_a_rate_shows_its_progress_and_stops() -> None:
         bulks = (await person.api.done("GET", "/v1/dead/bulks"))["bulks"]
         assert [one["id"] for one in bulks] == [found[1]]
         assert "It stops" in await person.told("/dead", "stop-bulk", bulk=found[1])
-        await person.api.app.site.bulks.get(found[1]).task
+        await person.api.app.site.own(BulkJobs).get(found[1]).task
         left = queue.dead.depth(exact=True).total
         assert 0 < left < 10
         assert len(queue.peek(100)) == 10 - left

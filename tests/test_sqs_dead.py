@@ -18,6 +18,7 @@ from shardq.clock import pause
 from shardq.errors import StoreError, StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.records.endpoints import EndpointAddress, Endpoints, MoveTask
 from shardq.server import application
+from shardq.server.sqs import directory
 from shardq.testing import ManualClock, Stage
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ def test_a_server_that_leaves_does_not_wait_for_the_store_of_a_task() -> None:
         await start(api)
         await met(stage, RECORDS, 1)
         await api.app.site.close()
-        while api.app.site.sqs.movers:
+        while api.app.site.own(directory).movers:
             await pause(0.01)
         stage.faults.heal()
         assert depths(stage, "dead", "other") == [3, 0]
@@ -402,7 +403,7 @@ def test_a_task_ends_with_its_queue() -> None:
     async def story(stage: Stage, api: Api) -> None:
         await start(api, MaxNumberOfMessagesPerSecond=1)
         await asked(api, "DeleteQueue", QueueUrl="dead")
-        while api.app.site.sqs.movers:
+        while api.app.site.own(directory).movers:
             await pause(0.01)
 
     staged(story)

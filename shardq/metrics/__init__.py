@@ -11,7 +11,7 @@ start_http_server(9100)
 ```
 
 ```
- named     every metric: its kind, its sentence, its labels
+ named     every metric: its kind, its help text, its labels
  reading   the store by one look, a process by its meter ──► collector  Prometheus's own objects
  exporter  the page of a process, or of several together
 ```

@@ -1,4 +1,4 @@
-"""A collector for a registry of Prometheus: what a store holds, and the times of this process."""
+"""A collector for a registry of Prometheus: depths and totals of a store, times of this process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 class Collector(Collecting):
     """Collects the metrics of a store, and of this process, for a registry of yours.
 
-    Depth, ages and totals are of the whole store. Totals are the store's own, read at each scrape,
-    so a restart does not set them back. The others are read by one look at all queues, every 5 s at
-    most; where that takes longer than a scrape waits, the last one is shown. Times are of this
-    process, from when the collector is made: lateness, runs of handlers, and calls of the store, in
-    seconds.
+    Depths, ages and totals are of the whole store. Totals are the store's own, read at each scrape,
+    so a restart does not reset them. The others are read by one look at all queues, every 5 s at
+    most. If a look takes longer than a scrape waits, the last one is shown. Lateness, runs of
+    handlers and calls of the store are of this process, in seconds, from when the collector is
+    made.
 
     A scrape never raises because of the store. If the store does not answer within 3 s,
-    `shardq_store_up` is 0 and what it holds is missing. Queues and tasks beyond the first 500 are
-    counted together as `other`.
+    `shardq_store_up` is 0 and the metrics of the store are missing. Queues and tasks beyond the
+    first 500 are counted together as `other`.
 
     Args:
         db: The connection. Consumers of this connection, and workers of an app that has it, are
@@ -51,7 +51,7 @@ class Collector(Collecting):
         self._process = Process(db)
 
     def describe(self) -> Iterator[Metric]:
-        """The metrics without values, so that a registry need not read the store to know them."""
+        """The metrics without values; a registry learns their names without a read of the store."""
         for name, named in METRICS.items():
             yield _family(name, named)
 
@@ -62,11 +62,11 @@ class Collector(Collecting):
 
 
 def families(gauges: Gauges, counted: Counted) -> Iterator[Metric]:
-    """What was read, as Prometheus's own objects; metrics without a value are left out.
+    """The metrics as Prometheus's own objects; metrics without a value are left out.
 
     Args:
-        gauges: What was read of the store, and of processes.
-        counted: What processes have counted.
+        gauges: Gauges of the store and of processes.
+        counted: The counts of processes.
     """
     for name, named in METRICS.items():
         family = _family(name, named)
@@ -91,6 +91,6 @@ def _family(
 
 
 def _buckets(named: Named, counts: Sequence[float]) -> list[tuple[str, float]]:
-    """Bound -> the values up to it, as texts and sums."""
+    """Each bound as text, with the number of values up to it."""
     bounds = [*(str(bound / named.unit) for bound in named.bounds), "+Inf"]
     return list(zip(bounds, accumulate(counts[:-1]), strict=True))

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from shardq.records.meter import Counted
 
 Read: TypeAlias = "Callable[[], tuple[Gauges, Counted]]"
-"""Reads gauges and totals, and what was counted."""
+"""Returns gauges with totals, and the counts of meters."""
 
 
 def reader(db: Connection, names: Sequence[str] | None = None) -> Read:
-    """What reads a store, and measures this process from now on.
+    """A function that reads a store and this process, which is measured from now on.
 
     Args:
         db: The connection.
@@ -48,10 +48,10 @@ class _Read(Collecting):
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """None: whether two have one name is known."""
+        """No metrics: the names of these are known to differ."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """What is read for one scrape."""
+        """The metrics of one scrape."""
         gauges, counted = self._read()
         yield from families(gauges, counted)

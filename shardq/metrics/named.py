@@ -1,4 +1,4 @@
-"""Every metric: its name, its kind, what it counts, and its labels."""
+"""Every metric: its name, kind, help text and labels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Named:
     """A metric.
 
     Attributes:
-        kind: What Prometheus takes it for.
-        text: What it is, in a sentence.
+        kind: Its type in Prometheus.
+        text: Its help text, a sentence.
         labels: The names of its labels.
-        of: What of a process's meter it shows; empty: the store's.
+        of: The part of a process's meter that it shows; empty: it is read from the store.
         bounds: For a histogram: the upper bounds of its buckets, as the meter has them.
-        unit: The meter's values in one of the metric's: 1,000,000 us are a second.
+        unit: How many of the meter's units are one of the metric's: 1,000,000 us are a second.
     """
 
     kind: Kind
@@ -36,20 +36,7 @@ def _times(of: str, text: str, *labels: str) -> Named:
 
 
 _QUEUE = ("queue",)
-TOTALS = (
-    "put",
-    "delivered",
-    "acked",
-    "retried",
-    "snoozed",
-    "buried",
-    "forwarded",
-    "cancelled",
-    "expired",
-    "purged",
-)
-"""Totals of a queue that are counters, by their names in `shardq.Totals`."""
-_TOTAL_TEXTS = {
+TOTALS = {
     "put": "Messages that entered the queue.",
     "delivered": "Deliveries begun.",
     "acked": "Messages done.",
@@ -61,6 +48,7 @@ _TOTAL_TEXTS = {
     "expired": "Messages too old to be delivered.",
     "purged": "Messages deleted by a purge.",
 }
+"""Name in `shardq.Totals` of each total of a queue that is a counter -> its meaning."""
 
 METRICS: dict[str, Named] = {
     "shardq_store_up": Named("gauge", "1 if the store was read in time for this scrape, else 0."),
@@ -92,7 +80,7 @@ METRICS: dict[str, Named] = {
     "shardq_schedule_next_timestamp_seconds": Named(
         "gauge", "The next fire time of a schedule that is not paused.", ("queue", "schedule")
     ),
-    **{f"shardq_{name}": Named("counter", _TOTAL_TEXTS[name], _QUEUE) for name in TOTALS},
+    **{f"shardq_{name}": Named("counter", text, _QUEUE) for name, text in TOTALS.items()},
     "shardq_lateness_seconds": _times(
         meter.LATE, "From due to the beginning of the delivery, in these processes.", "queue"
     ),

@@ -1,4 +1,4 @@
-"""What is read for a scrape: the store by one look at all queues, and this process by its meter.
+"""The reads of a scrape: the store by one look at all queues, and this process by its meter.
 
 ```
  stored totals, at each scrape ──────┬──► Gauges ──┐
@@ -35,17 +35,17 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_US = 5_000_000
 _OLD_US = 60_000_000
-"""A look is shown no longer: gauges that are missing are better than wrong ones."""
+"""How long a look is shown: missing gauges are better than wrong ones."""
 ANSWER_S = 3.0
-"""A store that takes longer for the totals is away."""
+"""How long a store may take for the totals before it counts as away."""
 LOOK_S = 5.0
-"""A scrape waits so long for the first look: with the totals, less than Prometheus waits."""
+"""How long a scrape waits for the first look; with the totals, less than Prometheus waits."""
 BRIEF_S = 0.1
-"""Later scrapes wait so long for a new look before they show the last one."""
+"""How long later scrapes wait for a new look before they show the last one."""
 AFTER_S = 0.5
-"""A look that takes longer than that begins so long after its scrape did."""
+"""How long after its scrape a look begins that takes longer than `BRIEF_S`."""
 _AHEAD_EVERY_US = 60_000_000
-"""How often it is looked ahead: 1,000 schedules are read in a second or two."""
+"""How often the load ahead is read: 1,000 schedules take a second or two."""
 SCHEDULES_MAX = 1_000
 """Schedules of one queue that are shown."""
 
@@ -55,7 +55,7 @@ _Series: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class _Errand:
-    """Work on the store that one thread does at a time; a store that hangs holds up no caller.
+    """Work on the store that one thread does at a time. A store that hangs delays no caller.
 
     Args:
         work: The work.
@@ -78,8 +78,8 @@ class _Errand:
         """Begin anew, unless the last result is younger, or the work is under way.
 
         Args:
-            every_us: The age of the last result from which on to begin.
-            after_s: How many seconds to wait before that.
+            every_us: The age that the last result must have.
+            after_s: How many seconds the thread waits before it begins.
         """
         with self._lock:
             is_young = self._found is not None and self._age_us() < every_us
@@ -91,15 +91,15 @@ class _Errand:
             ).start()
 
     def is_kept(self, old_us: int) -> bool:
-        """True if there is a result that is no older than this."""
+        """True if there is a result of at most this age."""
         return self._found is not None and self._age_us() <= old_us
 
     def result(self, wait_s: float, *, old_us: int) -> dict[_Series, float] | None:
-        """The result of what has begun; after the wait one of before, if it is no older.
+        """The result of the work under way; after the wait the one before, if it is not too old.
 
         Args:
             wait_s: How long to wait, seconds.
-            old_us: How old a result of before may be; 0: none is taken.
+            old_us: The highest age of the result before; 0: it is not taken.
         """
         if self._over.wait(wait_s) or (old_us and self.is_kept(old_us)):
             return self._found
@@ -124,7 +124,7 @@ class _Errand:
 
 
 class Process:
-    """What one process has measured of itself.
+    """The measurements of one process.
 
     Args:
         db: The connection; its meter is on from now on.
@@ -151,10 +151,10 @@ class Process:
 
 
 class Reading:
-    """What the store holds: totals as they are now, and the rest by a look. From any thread.
+    """The metrics of a store: totals as of now, and the others by a look. Any thread may ask.
 
-    A look at many queues takes seconds. A scrape waits for the first one; later ones go on behind
-    it, and a scrape shows the last that has ended, a minute old at most.
+    A look at many queues takes seconds. A scrape waits for the first one. Later ones run in the
+    background, and a scrape shows the last one that has ended, at most a minute old.
 
     Args:
         db: The connection.
@@ -165,7 +165,7 @@ class Reading:
         self._db = db
         self._names = names
         self._clock = db._home.clock
-        # Of named ones each has an observer of its own: one that cannot be read hides no other.
+        # Each named queue has an observer of its own, so one that cannot be read hides no other.
         self._observers = (
             [Observer(db, horizon=None, beside=False)]
             if names is None
@@ -184,7 +184,7 @@ class Reading:
         self._counting.begin(every_us=0)
         is_kept = self._looking.is_kept(_OLD_US)
         is_long = is_kept and self._looking.took_us > BRIEF_S * 1e6
-        # A long look would slow down the scrape that begins it, and is not waited for.
+        # A scrape does not wait for a long look, which begins later so as not to slow the scrape.
         self._looking.begin(every_us=LOOK_EVERY_US, after_s=AFTER_S if is_long else 0)
         is_far = self._ahead.took_us > BRIEF_S * 1e6
         self._ahead.begin(every_us=_AHEAD_EVERY_US, after_s=AFTER_S if is_far else 0)
@@ -194,7 +194,7 @@ class Reading:
         found: Gauges = {"shardq_store_up": [([], 1)]}
         wait_s = 0 if is_long else BRIEF_S if is_kept else LOOK_S
         seen = self._looking.result(wait_s, old_us=_OLD_US) or {}
-        # No scrape waits long for what is ahead, not even the first one.
+        # No scrape waits long for the load ahead, not even the first one.
         wait_s, old_us = 0 if is_far else BRIEF_S, _OLD_US + _AHEAD_EVERY_US
         seen |= self._ahead.result(wait_s, old_us=old_us) or {}
         for (name, labels), value in (seen | sums).items():
@@ -252,14 +252,14 @@ class Reading:
         dead = {one._home.register.dead_name for one in queues.values()}
         sums: dict[_Series, float] = {}
         for view in views:
-            # The dead wait for nobody: their own queue counts them, and no alert is to fire.
+            # Dead messages wait for no consumer. Their queue counts them, and no alert should fire.
             if not (view.name in dead and not view.members):
                 self._add(sums, view)
         sums["shardq_look_seconds", ()] = (self._clock.boot_us() - begun_us) / 1e6
         return sums
 
     def _add(self, sums: dict[_Series, float], view: QueueView) -> None:
-        """Add a queue; of those beyond the first 500 the sum is shown, or the largest age."""
+        """Add a queue; queues beyond the first 500 are shown as a sum, or by their largest age."""
         queue = self._queues.name(view.name)
         for (name, labels), value in _values(view).items():
             series = name, (queue, *labels)
@@ -269,7 +269,7 @@ class Reading:
                 sums[series] = sums.get(series, 0) + value
 
     def _look_ahead(self) -> dict[_Series, float]:
-        """What is due within an hour, and when schedules fire."""
+        """The messages due within an hour, and the fire times of schedules."""
         found: dict[_Series, float] = {}
         for name, queue in self._opened().items():
             if isinstance(queue, ShardqError) or is_dead_queue(name):
@@ -301,7 +301,7 @@ def _values(view: QueueView) -> dict[_Series, float]:
     }
     busy = sum(member.busy for member in members)
     threads = {"busy": busy, "idle": sum(member.threads for member in members) - busy}
-    # What is due and runs is no backlog.
+    # Messages that are due and run are no backlog.
     oldest_ms = view.lag_ms if depth.ready else 0
     return {
         **{("shardq_messages", (state,)): count for state, count in states.items()},

@@ -1,4 +1,4 @@
-"""A server for those who do not write Python: an SQS endpoint and an HTTP API.
+"""A server for programs in any language: an SQS endpoint and an HTTP API, and pages for people.
 
 ```python
 import shardq
@@ -28,7 +28,7 @@ def dashboard(db: Connection, *, options: SiteOptions | None = None) -> Applicat
 
     Args:
         db: The connection whose queues are shown. It stays open.
-        options: What the operator chose; whatever it says of `pages`, each path is a page.
+        options: The choices of the operator, but for `pages`: each path is a page.
     """
     made = replace(options or SiteOptions(), pages="", pages_only=True)
     return application(db, options=made)
@@ -37,13 +37,13 @@ def dashboard(db: Connection, *, options: SiteOptions | None = None) -> Applicat
 def application(
     db: Connection, *, options: SiteOptions | None = None, access: Access | None = None
 ) -> Application:
-    """The server as an ASGI 3 application, to be served or mounted into another one.
+    """The server as an ASGI 3 application, to serve or to mount into another one.
 
     Args:
         db: The connection whose queues are served. It stays open.
-        options: What the operator chose.
-        access: Knows who may do what. None: keys of the store are needed, and as long as it has
-            no account, programs of this machine need none.
+        options: The choices of the operator.
+        access: Finds the callers of requests. None: requests need keys of the store; as long as
+            it has no account, programs of this machine need none.
     """
     from shardq.server.access import Access
     from shardq.server.app import Application

@@ -1,4 +1,4 @@
-"""Access: whose request it is, and what that caller may do.
+"""Access: the caller of a request, and what it may do.
 
 ```
  Authorization: Bearer sq_ID_SECRET ──┐
@@ -7,7 +7,7 @@
  ?sq-signature=..                   ──┘
 ```
 
-A server without an account may be open, on loopback alone: then anybody on the machine may do all.
+A server without an account may be open, on loopback alone: each program of the machine may do all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HOSTS_KEPT = 100
 REFRESH_US = 3_000_000
 """A revoked key is refused once it was reread: within 5 s, with a slow read."""
 _REREADS_MAX = 5
-"""How often a second all keys are reread for one that is not known: a new one works at once."""
+"""How often a second all keys are reread for an unknown one, so that a new key works at once."""
 _FORWARDED = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 """The headers that a proxy adds."""
 _OWN_SITE = frozenset({"same-origin", "none"})
@@ -65,7 +65,7 @@ _TOKEN_CHARACTERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, and what it may do.
+    """The caller of a request, and what it may do.
 
     Attributes:
         account: The account's id.
@@ -122,10 +122,10 @@ class Caller:
         )
 
     def check_gives(self, levels: str, queues: Iterable[str]) -> None:
-        """Refuse to give away, by a key or url, more than the caller has.
+        """Refuse to make a key or url with more rights than the caller has.
 
         Raises:
-            AccessDenied: If it has not all of the levels, or not on all of the queues.
+            AccessDenied: If the caller lacks one of the levels, or one of the queues.
         """
         if not set(levels) <= set(self.levels) or not grants.covers(self.queues, queues):
             raise AccessDenied(
@@ -134,7 +134,7 @@ class Caller:
             )
 
     def check_bounds(self, *, end_ms: int, rate: int, depth: int) -> None:
-        """Refuse to give away a key or url that the caller's own end or quotas do not bound.
+        """Refuse to make a key or url that exceeds the caller's own end or quotas.
 
         Args:
             end_ms: When the key or url ends, epoch milliseconds; 0: never.
@@ -155,11 +155,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class PageSession:
-    """A person who looks at pages.
+    """A signed-in person who looks at pages.
 
     Attributes:
-        caller: What the person may do.
-        token: What forms of the person's pages carry.
+        caller: The caller that the person is to the API.
+        token: The token in the forms of the person's pages.
         name: The person's name on pages; empty on an open server.
     """
 
@@ -169,13 +169,13 @@ class PageSession:
 
 
 class Access:
-    """The keys of a store, reread every 3 s, and the callers that they make known.
+    """The keys of a store, reread every 3 s, and the callers that have them.
 
     Its methods may be called from any thread; `find` reads no store, so an event loop may call it.
 
     Args:
         db: The store's connection.
-        is_open: True if requests without a key are let in as long as there is no account.
+        is_open: True if requests without a key are admitted as long as there is no account.
         is_local: True if an open server is for programs of this machine alone.
 
     Attributes:
@@ -199,7 +199,7 @@ class Access:
 
     @classmethod
     def starting(cls, db: Connection, hosts: Sequence[str], *, insecure: bool = False) -> Access:
-        """The access of a server that is about to listen, if it may.
+        """The access of a server that is about to listen.
 
         Args:
             db: The store's connection.
@@ -242,7 +242,7 @@ class Access:
         )
 
     def find(self, request: Request) -> Caller | None:
-        """The caller of a request, if that is known without a read of the store.
+        """The caller of a request, if it is known without a read of the store.
 
         Returns:
             None if keys must be reread first: then call `caller_of` from a thread.
@@ -256,7 +256,7 @@ class Access:
         """The caller of a request. Reads the store every 3 s, and for a key that is not known.
 
         Raises:
-            Refusal: If it cannot be told, or not let in; or its key is over its quota.
+            Refusal: If the caller is unknown or not admitted, or its key is over its quota.
             StoreError: If the store cannot be read.
         """
         if self._is_old(REFRESH_US):
@@ -270,15 +270,15 @@ class Access:
         return found
 
     def session_of(self, request: Request, cookie: str, levels: str) -> PageSession | None:
-        """The session of whoever asks for a page; None: to sign in. May read the store.
+        """The session of the person who asks for a page; None without one. May read the store.
 
         Args:
             request: The request.
             cookie: The text of the cookie; empty without one.
-            levels: What a user may do whom a trusted proxy names.
+            levels: The levels of a user whom a trusted proxy names.
 
         Raises:
-            Refusal: If it may not be let in.
+            Refusal: If the request may not be admitted.
             StoreError: If the store cannot be read.
         """
         if self._is_old(REFRESH_US):
@@ -311,7 +311,7 @@ class Access:
         return PageSession(caller, token_of(self._master(), cookie), key.grant.label or key.id)
 
     def sign_in(self, request: Request, token: str) -> str:
-        """The cookie of somebody who signs in by a key. May read the store.
+        """The cookie of a person who signs in by a key. May read the store.
 
         Args:
             request: The request.
@@ -321,7 +321,7 @@ class Access:
             Refusal: If it is no valid key.
             StoreError: If the store cannot be read.
         """
-        # Read anew, so that a key that was made just now is known.
+        # Keys are reread, so that a key made just now is known.
         self._refresh(0)
         caller = self._by_token(token.strip(), request)
         if caller is None:
@@ -341,7 +341,7 @@ class Access:
         return self.accounts.master
 
     def admits(self, caller: Caller) -> bool:
-        """True if a caller that was let in would still be. Reads the store every 3 s.
+        """True if an admitted caller would still be admitted. Reads the store every 3 s.
 
         Args:
             caller: The caller of a request that takes long.
@@ -352,7 +352,7 @@ class Access:
         if self._is_old(REFRESH_US):
             self._refresh(REFRESH_US)
         if caller.via == "proxy":
-            # No key ends it: the proxy has signed the person in.
+            # No key ends it: the proxy signed the person in.
             return True
         if not caller.key_id:
             return self._may_be_open and not self._has_accounts
@@ -362,7 +362,7 @@ class Access:
         return key is not None and key.state(now_ms) == "valid" and not has_ended
 
     def check_depth(self, caller: Caller, queue: Queue, count: int = 1) -> None:
-        """Refuse puts into a queue that is as full as the caller's key may fill it.
+        """Refuse puts into a queue that the caller's key may not fill further.
 
         Reads the store at most once a second for each queue if `caller.depth` is set, else never.
 
@@ -384,14 +384,14 @@ class Access:
 
     def _refresh(self, most_us: int) -> None:
         with self._lock:
-            # Of many that wait here, the first has read.
+            # Of many threads that wait here, the first has read them.
             if not self._is_old(most_us):
                 return
             at_us = self._clock.boot_us()
             damaged: dict[str, StoreCorrupt] = {}
             keys = {key.id: key for key in self.accounts.all_keys(damaged)}
             for key_id in damaged.keys() - self._damaged:
-                # It is refused, and no other is because of it.
+                # This key alone is refused.
                 log.error("%s", damaged[key_id])
             self._damaged = set(damaged)
             self._has_accounts = bool(keys or damaged) or bool(self.accounts.all_accounts())
@@ -400,7 +400,7 @@ class Access:
             self._keys, self._read_us = keys, at_us
 
     def _key(self, key_id: str) -> AccountKey | None:
-        """A valid key; None if all must be reread first, because it may have been made since.
+        """A valid key; None if keys must be reread first, because it may be new.
 
         Raises:
             InvalidClientTokenId: If there is none.
@@ -559,7 +559,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_local(request: Request) -> None:
-    """Refuse what is not from a program of this machine.
+    """Refuse a request that is not from a program of this machine.
 
     A request through a proxy may be from anywhere. So may one under a name of a web site that leads
     to 127.0.0.1: the site's page in a browser of this machine sends it.
@@ -578,7 +578,7 @@ def _check_local(request: Request) -> None:
 
 
 def _check_page(request: Request) -> None:
-    """Refuse what a browser sends for the page of another site: it needs no key here.
+    """Refuse a request that a browser sends for another site's page: an open server needs no key.
 
     Raises:
         AccessDenied: If it does.

@@ -1,11 +1,11 @@
-"""Answers of the store that all who ask within a second or two share: each is read once.
+"""Answers of the store that are read once for all requests within a second or two.
 
 ```
  of(question) ─► asked already, and fresh or on its way? ─► that answer
                  else ask: one reading, whoever waits for it   once somebody has changed it: forget
 ```
 
-However many viewers there are, the store is read once in a while, and not at all without any.
+The store is read once in a while for any number of viewers, and never without viewers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 LASTS_US = 1_000_000
 SHARE = 10
-"""Reading an answer again and again takes one part in so many of the time, however long it is."""
+"""Reads of one answer take at most one part in so many of the time, even slow ones."""
 _SHARE_MAX_US = 1_500_000
 """But no answer of one queue is older."""
 READERS = 2
-"""Queues that are read at once: fewer than there are threads for long calls, and not so many that
-they keep the event loop from the interpreter's lock."""
+"""Queues that are read at once: fewer than the threads for long calls, and so few that the event
+loop still gets the interpreter's lock."""
 _KEPT_MAX = 5_000
-"""Answers that are kept; the one asked longest ago is forgotten first."""
+"""Answers that are kept; the one asked for longest ago is dropped first."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class _KeptAnswer:
     """An answer that is kept.
 
     Attributes:
-        task: Reads it; it may have ended.
-        begun_us: When that began, time since boot.
-        took_us: How long it took; 0: it has not ended.
-        last: What was read before that; None: nothing.
+        task: The read; it may have ended.
+        begun_us: When the read began, microseconds since boot.
+        took_us: How long it took; 0 while it has not ended.
+        last: The answer before this one, while the read runs; None without one.
     """
 
     task: asyncio.Task[Any]
@@ -56,7 +56,7 @@ class _KeptAnswer:
 
 
 class SharedAnswers:
-    """The answers of a site. It is used by one event loop.
+    """The answers of a site. One event loop uses it.
 
     Args:
         clock: Tells how old an answer is.
@@ -78,43 +78,43 @@ class SharedAnswers:
         """The answer to a question.
 
         Args:
-            question: Its name, with the rights under which it is asked.
+            question: The name of the question, with the rights of its caller.
             ask: Finds the answer.
-            lasts_us: How long an answer is good for, from when it was asked.
-            since_us: One that was asked before this time since boot is not.
+            lasts_us: How long an answer stays valid after its read began.
+            since_us: Answers whose reads began before this time since boot are too old.
         """
         kept = self._begin(question, ask, lasts_us, since_us)
         found: T = await asyncio.shield(kept.task)
         return found
 
     def forget(self, question: Hashable | None = None) -> None:
-        """Forget the answer to a question; None: all, as something was changed."""
+        """Drop the answer to a question; None: all, because something was changed."""
         if question is None:
             self._kept.clear()
         else:
             self._kept.pop(question, None)
 
     def forget_queue(self, name: str) -> None:
-        """Forget what was gathered of a queue that was changed."""
+        """Drop the answers of a queue that was changed."""
         for question in [one for one in self._kept if isinstance(one, Of) and one.queue == name]:
             del self._kept[question]
 
     async def gather(
         self, served: Served, question: Hashable, read: Callable[[Queue], T], asked: AskedQueues
     ) -> QueueAnswers[T]:
-        """The answers of queues to one question: each a few seconds old, or older if time is short.
+        """The answers of queues to one question: a few seconds old, or older if time is short.
 
-        A caller waits no longer than it wants to: what is not read within its time is read all the
-        same, and is there when it asks again.
+        A caller waits no longer than it asks to. An answer that is not read by then is read all the
+        same, and is ready when the caller asks again.
 
         Args:
             served: The queues.
-            question: Its name.
+            question: The name of the question.
             read: Answers it for a queue; called in a thread.
             asked: The queues, and how long to wait.
 
         Raises:
-            StoreError: If the store has answered for none of them.
+            StoreError: If the store answered for no queue.
         """
 
         async def answer(name: str) -> T:
@@ -137,7 +137,7 @@ class SharedAnswers:
     def _begin(
         self, question: Hashable, ask: Callable[[], Awaitable[Any]], lasts_us: int, since_us: int
     ) -> _KeptAnswer:
-        """The answer that is good, or the one that is on its way from now on."""
+        """The valid answer, or the one whose read begins now."""
         now_us, before = self._clock.boot_us(), self._kept.pop(question, None)
         if before is not None and before.begun_us >= since_us:
             share_us = min(SHARE * before.took_us, _SHARE_MAX_US)
@@ -153,7 +153,7 @@ class SharedAnswers:
         def end(task: asyncio.Task[Any]) -> None:
             made.took_us, made.last = max(self._clock.boot_us() - now_us, 1), None
             if not task.cancelled():
-                # Those who wait raise it, and maybe nobody waits any more.
+                # The callers that wait raise the error; maybe none waits any more.
                 task.exception()
 
         made.task.add_done_callback(end)
@@ -175,8 +175,8 @@ class AskedQueues:
     """Queues that are asked about, and how long that may take.
 
     Attributes:
-        names: Their names; one that does not exist is in no part of what is found.
-        within_s: How long to wait for those that are to be read.
+        names: Their names; a queue that does not exist is in no part of the answers.
+        within_s: How long to wait for queues that must be read.
     """
 
     names: Sequence[str]

@@ -1,4 +1,4 @@
-"""The server as an ASGI 3 application: reads requests, and lets the side answer that each is for.
+"""The server as an ASGI 3 application: reads requests, and passes each to the API that it is for.
 
 ```
  request ── headers, body: limits ──► Request ─┬─ /v1/..          ─► api ─┐
@@ -38,7 +38,7 @@ _CLOSE = ("connection", "close")
 class Application:
     """An ASGI 3 application, which serves the queues of a connection. Made by `application`.
 
-    It may be mounted into another application, which need not tell it of its start and end.
+    It may be mounted into another application, with or without events of its lifespan.
     """
 
     def __init__(self, connection: Connection, options: SiteOptions, access: Access) -> None:
@@ -52,14 +52,14 @@ class Application:
 
     @property
     def site(self) -> Site:
-        """Where requests of the running event loop are answered; opened when it is first needed."""
+        """The site of the running event loop; opened when it is first needed."""
         loop = asyncio.get_running_loop()
         if self._site is None or self._loop is not loop:
             self._site, self._loop = Site(self._connection, self._options, self._access), loop
         return self._site
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
-        """Answer a request, or follow the start and the end of the server."""
+        """Answer a request, or handle the start and the end of the server."""
         if scope["type"] == "http":
             client = Client(receive, send, self._bodies)
             try:
@@ -145,12 +145,12 @@ async def _livez(_site: Site) -> Response:
 
 
 async def _readyz(site: Site) -> Response:
-    """Ready is a server that does not leave, and whose store and clock are right."""
+    """Ready if the server does not leave, and its store and clock are right."""
     ready = [("content-type", "text/plain")]
     if site.leaving.is_set():
         return Response(503, b"leaving\n", ready)
     sign = await site.threads.call(site.readiness.sign)
-    # Anybody may ask: what the store's own error names is not for them.
+    # Anybody may ask, so the text of the store's own error is left out.
     text = sign.text.partition(":")[0]
     return Response(200 if sign.is_well else 503, f"{text}\n".encode(), ready)
 
@@ -176,7 +176,7 @@ def _side(request: Request, options: SiteOptions) -> ModuleType:
 
 
 def _api(request: Request, side: ModuleType) -> str:
-    """What a request is of, as metrics name it."""
+    """The API that a request is for, as metrics name it."""
     if request.path in _HEALTH:
         return "health"
     return "http" if side is api else "sqs" if side is sqs else "pages"
@@ -190,7 +190,7 @@ def _header_bytes(scope: Event) -> int:
 
 
 def _request(scope: Event, options: SiteOptions) -> Request:
-    """A request by what ASGI tells of it, without its body."""
+    """The request of an ASGI scope, without its body."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")

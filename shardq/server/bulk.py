@@ -4,8 +4,8 @@
  begin ─► the dead that match: their places ─► batches: still there? ─► put back, or deleted
 ```
 
-They are in the memory of one process. Where that ends in between, the same action again does the
-rest: what was put back is not among the dead any more.
+They are in the memory of one process. If it ends in between, the same action again does the rest:
+a message that was put back is not among the dead any more.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ What = Literal["redrive", "delete"]
 
 RATE_MAX = 500
 FOUND_MAX = 100_000
-"""Messages of one action; the same again takes the next ones."""
+"""Messages of one action; the same action again takes the next ones."""
 _BATCH = 100
 _PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be done with which messages.
+    """The messages of a bulk action, and what it does with them.
 
     Attributes:
         what: `redrive` or `delete`.
         queues: The queues in which they died.
-        choice: Which of them.
+        choice: The messages of these queues that it takes.
         ids: Queue -> the ids of the messages that are chosen one by one; None: all that match.
-        rate: The most a second; 0: as fast as it goes.
+        rate: The most messages a second; 0: no bound.
     """
 
     what: What
@@ -64,14 +64,14 @@ class Wish:
 
 @dataclass(slots=True)
 class BulkJob(ServerJob[Wish]):
-    """A bulk action. Its error may also say why some messages stay.
+    """A bulk action. Its error may also tell why some messages stay.
 
     Attributes:
         looked: Dead messages looked at.
-        found: Those that match.
-        done: Those of them that were put back, or deleted.
-        gone: Those that were not there any more: somebody else was quicker.
-        kept: Those that stay: other messages have their keys.
+        found: Messages that match.
+        done: Messages that were put back, or deleted.
+        gone: Messages that matched and then were gone: another caller was quicker.
+        kept: Messages that stay because other messages have their keys.
         is_more: True if there may be more that match than one action takes.
     """
 
@@ -90,12 +90,14 @@ class BulkJobs(ServerJobs[Wish, BulkJob]):
         site: Where they work.
     """
 
+    kind = BulkJob
+
     def __init__(self, site: Site) -> None:
-        super().__init__(site, BulkJob)
+        super().__init__(site)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, queue: str) -> asyncio.Lock:
-        """What whoever puts back dead messages of a queue holds: one at a time does."""
+        """The lock under which dead messages of a queue are put back, by one caller at a time."""
         return self._locks[queue]
 
     def told(self, job: BulkJob) -> str:
@@ -145,7 +147,7 @@ class BulkJobs(ServerJobs[Wish, BulkJob]):
         return places
 
     async def _batch(self, bulk: BulkJob, queue: ServedQueue, places: Sequence[Position]) -> None:
-        """Carry one batch out, again and again where the store stops."""
+        """Carry one batch out, and repeat it while the store is away."""
         begun_us = self.site.clock.boot_us()
         work = _redrive if bulk.wish.what == "redrive" else _delete
 
@@ -167,7 +169,7 @@ class BulkJobs(ServerJobs[Wish, BulkJob]):
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What has become of a batch: how many were done, how many stay, and why."""
+    """The result of a batch: how many messages were done, how many stay, and why."""
 
     done: int
     kept: int = 0
@@ -179,13 +181,13 @@ def redrive_rows(opened: Queue, rows: Sequence[Row]) -> int:
 
     Args:
         opened: The queue in which they died.
-        rows: They, as they were a moment ago; with another body they are put back with that.
+        rows: The messages, as read a moment ago. A changed body is put back as it is here.
 
     Returns:
         How many were put back.
 
     Raises:
-        KeyTaken: If other messages have the keys of some by now: these stay.
+        KeyTaken: If other messages have the keys of some by now; those stay.
     """
     home, dead = opened._home, opened.dead._home
     dead.register.refresh(force=True)
@@ -234,11 +236,3 @@ def _delete(opened: Queue, places: Sequence[Position]) -> _Said:
     home = dead._home
     rows = [row.checked() for row in home.store.find(list(places))]
     return _Said(sum(dead.cancel(Message(row, 0, home.register.signer)) for row in rows))
-
-
-def bulks_of(site: Site) -> BulkJobs:
-    """The bulk actions of a site."""
-    found: BulkJobs | None = site.bulks
-    if found is None:
-        found = site.bulks = BulkJobs(site)
-    return found

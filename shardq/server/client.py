@@ -22,11 +22,11 @@ Send: TypeAlias = Callable[[Event], Awaitable[None]]
 BODY_BYTES_MAX = 8 << 20
 BODY_S_MAX = 20.0
 BODIES_BYTES_MAX = 256 << 20
-"""The large bodies of all requests under way: they are held before it is known who sends them."""
+"""The large bodies of all requests under way: they are held before their senders are known."""
 _SPILL_BYTES_MAX = 16 << 20
 """How much of a body that is too large is read: some clients send all before they read."""
 _WATCH_AFTER_S = 0.05
-"""Most requests are answered sooner, and then nobody has to watch for the client's leaving."""
+"""A request that is answered sooner, as most are, needs no watch for its client's leaving."""
 
 
 class Gone(Exception):
@@ -42,11 +42,11 @@ class TooSlow(Exception):
 
 
 class Crowded(Exception):
-    """The large bodies of other requests take all the room that there is for them."""
+    """The large bodies of other requests take all the room for them."""
 
 
 class Bodies:
-    """How many bytes of large bodies a server holds. It is used by one event loop."""
+    """A count of the bytes of large bodies that a server holds. One event loop uses it."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -59,7 +59,7 @@ class Bodies:
         return True
 
     def release(self, size: int) -> None:
-        """Count bytes no more that were held."""
+        """Subtract bytes that are held no more."""
         self._held -= size
 
 
@@ -120,19 +120,19 @@ class Client:
             raise TooSlow from error
 
     def _counts(self, size: int) -> bool:
-        """True if there is room for a body of so many bytes, which is taken."""
+        """Reserve room for a body of so many bytes; False if there is none."""
         is_taken = self._bodies.take(size - self._body_bytes)
         if is_taken:
             self._body_bytes = size
         return is_taken
 
     def forget_body(self) -> None:
-        """Count the body no more: its request is answered."""
+        """Subtract the body: its request is answered."""
         self._bodies.release(self._body_bytes)
         self._body_bytes = 0
 
     async def _spill(self) -> None:
-        """Read and forget, within bounds, what the client still sends."""
+        """Read and drop, within bounds, the rest of the body."""
         size = 0
         try:
             async with asyncio.timeout(BODY_S_MAX):
@@ -145,7 +145,7 @@ class Client:
             return
 
     async def await_while_there(self, work: Awaitable[T]) -> T:
-        """Await what a request asks for; it is cancelled when the client leaves.
+        """Await the work of a request; it is cancelled when the client leaves.
 
         Raises:
             Gone: If the client leaves before its end.
@@ -223,7 +223,7 @@ class Client:
 
 
 def _exceeds(declared: str) -> bool:
-    """True if a header `Content-Length` exceeds what a body may have."""
+    """True if a header `Content-Length` exceeds the bound of a body."""
     is_number = declared.isascii() and declared.isdigit()
     return is_number and (len(declared) > 12 or int(declared) > BODY_BYTES_MAX)
 

@@ -39,7 +39,7 @@ _EXISTS = "QueueNameExists"
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """The queues of a file: name -> attributes and tags as CreateQueue takes them.
 
-    Those that others may name as their dead-letter queue come first.
+    Queues that others may name as their dead-letter queue are first.
 
     Raises:
         UsageError: If the file cannot be read, or holds anything else.
@@ -80,7 +80,7 @@ async def make(
 ) -> None:
     """Make those queues that do not exist.
 
-    One that exists with other attributes keeps its own, with a warning.
+    A queue that exists with other attributes keeps its own, with a warning.
 
     Args:
         db: The store.
@@ -88,7 +88,7 @@ async def make(
         queues: By name, as `read` returns them.
 
     Raises:
-        UsageError: If one cannot be made.
+        UsageError: If a queue cannot be made.
     """
     site = Site(db, options)
     try:

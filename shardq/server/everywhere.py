@@ -1,4 +1,4 @@
-"""The queues, of many, that may have a message of some id or key; `finder.py` finds it there."""
+"""The queues, of many, that may have a message with some id or key."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _BORN_MS, _PUT_MAX = 1_000, 1_000
-"""A row's id is born so long after its due at most, if many are put at once; rows of a lane."""
+"""When many rows are put at once, an id is born so long after its due at most; rows of a lane."""
 
 
 def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
-    """The queues that know a key: a read of each queue with keys.
+    """The queues that know a key. Costs one read of each queue with keys.
 
     Args:
         queues: Name -> the queue, its record read just now.
@@ -40,11 +40,11 @@ def by_key(queues: Mapping[str, Queue], name: str) -> list[str]:
 
 
 def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
-    """The queues that have a message by its id or receipt; None where each must be looked into.
+    """The queues that have a message by its id or receipt; None if each must be searched.
 
-    Costs one read of the histories, and a read of each queue: where the store finds rows by their
-    ids, of the whole queue and its dead; else of the place of a message that was put without a
-    delay and waits since.
+    Costs one read of the histories, and one read of each queue. A store that finds rows by their
+    ids reads the whole queue and its dead. Another store reads only the place of a message that
+    was put without a delay and still waits.
 
     Args:
         queues: Name -> the queue, its record read just now.
@@ -87,18 +87,18 @@ def by_id(queues: Mapping[str, Queue], name: str) -> list[str] | None:
 
 
 def is_near(queue: Queue, name: str, looked_max: int) -> bool:
-    """True if an id is a receipt of a queue, or of a message that is due or died lately.
+    """True if an id is a receipt of a queue, or of a message that is due first or died lately.
 
     Args:
         queue: The queue.
         name: The id or receipt.
-        looked_max: How many that are due first, and how many that died last, are looked at.
+        looked_max: How many messages that are due first, and that died last, are looked at.
     """
     home = queue._home
     if home.register.signer.is_meant(name):
         return True
     if home.store.is_local:
-        # It is found wherever it is.
+        # This store finds it in any place.
         return True
     wanted = Choice(id=name)
     if choice.page(home, wanted, 1, looked_max=looked_max, bodies=False).rows:
@@ -111,7 +111,7 @@ def is_near(queue: Queue, name: str, looked_max: int) -> bool:
 
 
 def has_own_dead(queue: Queue) -> bool:
-    """True if messages have died into a queue of its own: another one may be of others."""
+    """True if messages died into the queue's own dead-letter queue, which no other queue shares."""
     register = queue._home.register
     return register.has_own_dead and register.dead_if_made() is not None
 

@@ -1,4 +1,4 @@
-"""The queues that a server serves: calls of many requests are carried out in batches.
+"""The queues that a server serves, which carry out the calls of many requests in batches.
 
 ```
  requests ──► line of a queue and kind ──► one batch under way, in a thread ──► an answer each
@@ -41,7 +41,7 @@ _ONCE = {"key", "once"}
 
 @dataclass(slots=True)
 class _Calls(Generic[T, R]):
-    """The calls of one request, and where their answers go."""
+    """The calls of one request, and the future of their answers."""
 
     calls: Sequence[T]
     size_bytes: int
@@ -51,7 +51,7 @@ class _Calls(Generic[T, R]):
 class CallLine(Generic[T, R]):
     """Calls of one kind in line: those that arrive while a batch is under way are the next batch.
 
-    A request may bring several calls, which stay together. It is used by one event loop.
+    The calls of one request stay together. One event loop uses it.
 
     Args:
         carry_out: Carries out a batch, in a thread; returns an answer or an error for each call.
@@ -91,7 +91,7 @@ class CallLine(Generic[T, R]):
         done: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
         self._line.append(_Calls(calls, size_bytes, done))
         if self._task is None:
-            # In no caller's context: one batch has the calls of many.
+            # In no caller's context, because one batch has the calls of many.
             self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         return await done
 
@@ -111,7 +111,7 @@ class CallLine(Generic[T, R]):
         finally:
             self._task = None
             while self._line:
-                # Only as the loop ends.
+                # This is only reached when the loop ends.
                 self._line.popleft().done.cancel()
 
     async def _answers(self, calls: Sequence[T]) -> Sequence[R | Exception]:
@@ -155,7 +155,7 @@ class ServedQueue:
 
     Attributes:
         name: Its name.
-        queue: Its face for asyncio: for all that has no line here.
+        queue: The queue for asyncio: for calls that have no line here.
         on_settled: Called with deliveries that were settled here: receipt -> the receipt that
             takes its place, or None of one that has ended.
     """
@@ -239,7 +239,7 @@ class ServedQueue:
         return errors
 
     def tell(self, settled: Mapping[str, str | None]) -> None:
-        """Tell the streams of this process of deliveries that were settled.
+        """Notify the streams of this process of deliveries that were settled.
 
         Args:
             settled: Receipt -> the receipt that takes its place, or None of one that has ended.
@@ -266,9 +266,9 @@ class ServedQueue:
             meter.observe(BATCH, (kind,), (count,), SIZES)
 
     def _put_each(self, items: Sequence[Mapping[str, Any]]) -> Sequence[Message | ShardqError]:
-        """Put messages; what is maybe stored is put once more, before clients make a second one."""
+        """Put messages; one that may be stored is put again, before its client puts another."""
         answers = self._opened.put_many(items, partial=True)
-        # A message with a key, or put once under a name, is safe for its client to repeat.
+        # The client itself may safely repeat a put with a key, or with `once`.
         again = {
             at: answer.messages[0]
             for at, (item, answer) in enumerate(zip(items, answers, strict=True))
@@ -277,7 +277,7 @@ class ServedQueue:
         if again:
             repeated = self._opened.put_many(again.values(), partial=True)
             for at, answer in zip(again, repeated, strict=True):
-                # After an error of the repeat the first one holds: it may be stored.
+                # After an error of the repeat the first error holds: the message may be stored.
                 if not isinstance(answer, ShardqError):
                     answers[at] = answer
         return answers
@@ -290,7 +290,7 @@ class ServedQueue:
 
 
 def _told(answers: Sequence[R | Exception]) -> list[R | ShardqError]:
-    """Answers and errors of the store, one for each call; a fault is raised."""
+    """The answers and errors of calls; an exception that is no error of shardq is raised."""
     told: list[R | ShardqError] = []
     for answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, ShardqError):
@@ -300,11 +300,11 @@ def _told(answers: Sequence[R | Exception]) -> list[R | ShardqError]:
 
 
 class Served:
-    """The queues of a connection, each opened once. It is used by one event loop.
+    """The queues of a connection, each opened once. One event loop uses it.
 
     Args:
         connection: The connection.
-        threads: Where batches and calls run.
+        threads: The threads in which batches and calls run.
     """
 
     def __init__(self, connection: Connection, threads: Threads) -> None:
@@ -325,7 +325,7 @@ class Served:
         """
         found = self._queues.get(name)
         if found is not None and await found.is_dropped():
-            # By another process. If it was made again since, it is opened as another queue.
+            # Another process dropped it. A queue made since under its name is another queue.
             self.forget(name)
             found = None
         if found is None or create:

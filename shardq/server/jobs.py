@@ -1,4 +1,4 @@
-"""Work that outlasts a request: it begins, goes on by itself, is watched, stopped, kept a while.
+"""Work that outlasts its request: a caller begins it, watches it, and may stop it.
 
 ```
  begin ─► running ─► done          stop ─► stopped, after the part under way
@@ -6,7 +6,7 @@
              └─ the store stops: waiting ─► running
 ```
 
-It is in the memory of one process. `bulk.py` puts dead messages back, `searches.py` looks for one.
+A job is in the memory of one process. `bulk.py` puts dead messages back, `searches.py` finds one.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ServerJob(Generic[W]):
 
     Attributes:
         id: Its id.
-        wish: What it does.
-        caller: Who has begun it.
-        begun_ms: When, epoch milliseconds.
+        wish: Its task.
+        caller: The caller that began it.
+        begun_ms: When it began, epoch milliseconds.
         state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
-        ended_ms: When it ended; 0: it has not.
-        error: Why it waits, or why it has failed.
-        task: What carries it out.
+        ended_ms: When it ended, epoch milliseconds; 0 while it has not.
+        error: Why it waits or failed.
+        task: The task of asyncio that carries it out.
     """
 
     id: str
@@ -64,35 +64,38 @@ class ServerJob(Generic[W]):
 
 
 class ServerJobs(ABC, Generic[W, J]):
-    """The jobs of one kind of a server process. It is used by one event loop.
+    """The jobs of one kind of a server process. One event loop uses it.
 
     Args:
-        site: Where they work.
-        kind: What makes a job of its id, wish, caller and begin.
+        site: The site whose queues they work on.
+
+    Attributes:
+        kind: The class of the jobs.
     """
 
-    def __init__(self, site: Site, kind: Callable[[str, W, Caller, int], J]) -> None:
+    kind: type[J]
+
+    def __init__(self, site: Site) -> None:
         self.site = site
-        self._kind = kind
         self._all: dict[str, J] = {}
 
     def every(self) -> list[J]:
-        """All that are known, the last one first."""
+        """The jobs of this process, the last one first."""
         return list(reversed(self._all.values()))
 
     def get(self, name: str) -> J | None:
-        """One by its id; None if this process does not know it."""
+        """A job by its id; None if this process does not know it."""
         return self._all.get(name)
 
     def begin(self, wish: W, caller: Caller) -> J:
-        """Begin a job; or return the one that does the same already."""
+        """Begin a job, or return the running one with the same wish."""
         for one in self._all.values():
             if not one.ended_ms and one.wish == wish:
                 return one
         ended = [one.id for one in self._all.values() if one.ended_ms]
         for name in ended[: max(0, len(self._all) - _KEPT_MAX)]:
             del self._all[name]
-        made = self._kind(secrets.token_hex(6), wish, caller, self.site.clock.now_ms())
+        made = self.kind(secrets.token_hex(6), wish, caller, self.site.clock.now_ms())
         self._all[made.id] = made
         made.task = asyncio.create_task(self._run(made))
         return made
@@ -104,18 +107,18 @@ class ServerJobs(ABC, Generic[W, J]):
 
     @abstractmethod
     async def carry_out(self, job: J) -> None:
-        """Do it to its end, or until its state is `stopped`."""
+        """Carry a job out to its end, or until its state is `stopped`."""
 
     @abstractmethod
     def told(self, job: J) -> str:
-        """What the log says of a job that has ended."""
+        """The log line of a job that has ended."""
 
     async def outlast(self, job: J, part: Callable[[], Awaitable[T]]) -> T | None:
-        """Do a part, again and again where the store stops; None if the job was stopped meanwhile.
+        """Do a part, and repeat it while the store is away; None if the job was stopped meanwhile.
 
         Args:
             job: The job.
-            part: Does it; safe to repeat.
+            part: The part; safe to repeat.
         """
         patience = Patience()
         while job.state != "stopped":
@@ -135,7 +138,7 @@ class ServerJobs(ABC, Generic[W, J]):
             if job.state not in {"stopped", "failed"}:
                 job.state = "stopped" if self.site.leaving.is_set() else "done"
         except Exception as error:
-            # It is shown, for nobody awaits it.
+            # The job shows its error, because nobody awaits it.
             job.state, job.error = "failed", str(error)
             if not isinstance(error, (ShardqError, Refusal)):
                 log.exception("job %s has failed", job.id)

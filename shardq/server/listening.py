@@ -19,7 +19,7 @@ from shardq.tasks.line import SOCKETS_VARIABLE
 _SYSTEMD_FIRST = 3
 _BACKLOG = 2_048
 _LOST_MS = 60_000
-"""A peer that acknowledges nothing for so long is gone."""
+"""How long a peer may acknowledge nothing before its connection is dropped."""
 
 
 def url_of(listening: socket.socket, scheme: str) -> str:
@@ -31,8 +31,8 @@ def url_of(listening: socket.socket, scheme: str) -> str:
 def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
     """Sockets that listen on all addresses of a host.
 
-    Each may be joined by those of another process of this user, which then gets a part of the
-    connections.
+    Sockets of another process of this user may join each of them; that process then gets a part of
+    the connections.
 
     Args:
         host: An address, or a name.
@@ -51,7 +51,7 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
         for family, _, _, _, address in dict.fromkeys(found):
             place = (address[0], port, *address[2:])
             if port and not shared:
-                # A port that is shared is free for everyone else who shares.
+                # A shared port looks free to every process that shares it.
                 with socket.socket(family) as probe:
                     _bind(probe, place, reuse=socket.SO_REUSEADDR)
             # Without the protocol, asyncio leaves the delay of small packets (Nagle) on.

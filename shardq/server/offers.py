@@ -1,7 +1,7 @@
-"""Offers to upgrade a connection to another protocol: they are passed over.
+"""Offers to upgrade a connection to another protocol, which the server ignores.
 
-Java's HttpClient offers HTTP/2 with the first request of each connection. The parser takes all that
-follows such a head for the other protocol, so the body would be lost.
+Java's HttpClient offers HTTP/2 with the first request of each connection. The parser would take the
+body of such a request for the other protocol, and lose it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class _NoMore(list[Any]):
-    """Where the fields go that follow a chunked body: nowhere, else they had no bound."""
+    """A list that drops the fields after a chunked body, which have no bound."""
 
     def append(self, _field: object) -> None:
-        """Forget a field."""
+        """Drop a field."""
 
 
 class Plain(HttpToolsProtocol):
-    """uvicorn's protocol on httptools, which answers HTTP/1.1 whatever else is offered."""
+    """uvicorn's protocol on httptools, which answers HTTP/1.1 whatever protocol is offered."""
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Take data that has arrived."""
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -32,7 +32,7 @@ class Plain(HttpToolsProtocol):
             self.send_400_response("This is no HTTP request.")
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse data; returns what is to be parsed instead where it offers an upgrade."""
+        """Parse data; where it offers an upgrade, returns the data to parse instead."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:

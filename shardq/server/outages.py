@@ -1,4 +1,4 @@
-"""Stops of a store, which work that nobody waits for outlasts."""
+"""Outages of a store: the errors, and the pauses of work that outlasts them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
 
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
 STOPPED: Final = (StoreUnavailable, StoreTimeout, StoreFull)
-"""Errors of a store that may be back soon."""
+"""The errors of a store that may answer again soon."""
 
 
 class Patience:
     """Pauses between tries: each is twice the last one, to 8 s.
 
-    None is so long that another server would take the mover of a task for dead.
+    Each is short enough that no other server takes the mover of a task for dead.
 
     Attributes:
         pause_s: How long the next one is.

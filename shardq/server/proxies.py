@@ -26,8 +26,8 @@ def seen_through(
         scheme: The scheme of the connection.
 
     Returns:
-        The address of the nearest that is no trusted proxy; the scheme and the host as the nearest
-        trusted proxy tells them, or as they arrived.
+        The address of the nearest hop that is no trusted proxy; the scheme and the host as the
+        nearest trusted proxy names them, else those of the connection.
     """
     host = headers.get("host", "")
     if not is_trusted(peer, trusted):

@@ -59,14 +59,14 @@ class Rates:
         self._buckets: dict[tuple[str, int], Bucket] = {}
 
     def take(self, key_id: str, rate: int) -> None:
-        """Count a request of a key.
+        """Count a request of a key against its rate.
 
         Args:
             key_id: The key.
             rate: Its requests a second.
 
         Raises:
-            RequestThrottled: If it has made so many already.
+            RequestThrottled: If the key has made so many within a second already.
         """
         with self._lock:
             now_us = self._clock.boot_us()
@@ -83,7 +83,7 @@ class Rates:
 
 
 class Depths:
-    """How many messages queues hold, as counted within the last second, with puts since.
+    """The depths of queues, as counted within the last second, plus the puts since.
 
     Args:
         clock: The time.

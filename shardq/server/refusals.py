@@ -1,9 +1,9 @@
-"""Why a request is refused before any API looks at it, in one tree.
+"""Refusals of requests before any API handles them, in one tree.
 
 ```
 Refusal
 ├── NotAuthenticated
-│   ├── MissingAuthenticationToken   nothing says whose request it is
+│   ├── MissingAuthenticationToken   no key, signature or signed url
 │   ├── IncompleteSignature          a signature with a part missing or damaged
 │   ├── InvalidClientTokenId         no such key, or not any more
 │   ├── SignatureDoesNotMatch        another secret, or what was signed has changed
@@ -12,7 +12,7 @@ Refusal
 └── RequestThrottled                 over a quota of the key
 ```
 
-Each API writes them in its own form: names and codes are those of SQS, `status` that of `/v1`.
+Each API writes them in its own form. Names and codes are those of SQS; `status` is that of `/v1`.
 """
 
 from __future__ import annotations
@@ -41,44 +41,44 @@ class Refusal(ShardqError):
 
 
 class NotAuthenticated(Refusal):
-    """A request that does not show whose it is. Its answer of `/v1` has `WWW-Authenticate`."""
+    """A request without a valid key. The answer of `/v1` has `WWW-Authenticate`."""
 
     status = 401
 
 
 class MissingAuthenticationToken(NotAuthenticated):
-    """Nothing says whose request it is."""
+    """The request has no key, signature or signed url."""
 
     code = json_type = "MissingAuthenticationToken"
 
 
 class IncompleteSignature(NotAuthenticated):
-    """A signature with a part missing or damaged."""
+    """A part of the signature is missing or damaged."""
 
     code = json_type = "IncompleteSignature"
     sqs_status = 400
 
 
 class InvalidClientTokenId(NotAuthenticated):
-    """No such key, or not any more."""
+    """There is no such key, or it has ended."""
 
     code = json_type = "InvalidClientTokenId"
 
 
 class SignatureDoesNotMatch(NotAuthenticated):
-    """Signed with another secret, or changed since."""
+    """The request was signed with another secret, or changed since."""
 
     code = json_type = "SignatureDoesNotMatch"
 
 
 class RequestExpired(NotAuthenticated):
-    """Signed more than 5 minutes ago or ahead, or a url that is past its end."""
+    """The signature is more than 5 minutes off, or the url is past its end."""
 
     code = json_type = "RequestExpired"
 
 
 class AccessDenied(Refusal):
-    """A key that lacks a level or may not use a queue."""
+    """The key lacks a level, or may not use a queue."""
 
     code = "AccessDenied"
     json_type = "AccessDeniedException"
@@ -86,7 +86,7 @@ class AccessDenied(Refusal):
 
 
 class RequestThrottled(Refusal):
-    """A request over a quota of its key.
+    """The request is over a quota of its key.
 
     Args:
         text: The sentence.

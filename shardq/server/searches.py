@@ -1,10 +1,10 @@
-"""Searches of a message by its id through all that queues have, with progress.
+"""Searches for a message by its id through all messages of queues, with progress.
 
 ```
  begin ─► queue by queue: the live rows, part by part ─► the dead ones, likewise ─► hits
 ```
 
-No row is indexed by its id. What is near, or what a history knows, is found without a search.
+Rows have no index by id. A message that is near, or in a history, is found without a search.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from shardq.server.jobs import ServerJob, ServerJobs
 if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.queue import Queue
-    from shardq.server.site import Site
 
 _PART = 5_000
-"""Messages that are looked at by one call: half a second, after which others have their turn."""
+"""Messages of one call, which takes half a second; then other calls have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What is looked for.
+    """The message that a search looks for.
 
     Attributes:
         id: The message's id.
-        queues: The queues in which it is looked for.
+        queues: The queues that are searched.
     """
 
     id: str
@@ -47,10 +46,10 @@ class SearchJob(ServerJob[Sought]):
     """A search.
 
     Attributes:
-        done: Queues that were looked into.
+        done: Queues that were searched.
         looked: Messages that were looked at.
-        hits: Queue that has it -> `live` or `dead`, and the receipt that names its place.
-        passed_over: Queue -> why it could not be looked into.
+        hits: Queue that has the message -> `live` or `dead`, and the receipt that names its place.
+        passed_over: Queue -> why it could not be searched.
     """
 
     done: int = 0
@@ -61,6 +60,8 @@ class SearchJob(ServerJob[Sought]):
 
 class SearchJobs(ServerJobs[Sought, SearchJob]):
     """The searches of a server process."""
+
+    kind = SearchJob
 
     def told(self, job: SearchJob) -> str:
         """See `ServerJobs.told`."""
@@ -119,11 +120,3 @@ def _part(
         looked_max=_PART,
         bodies=False,
     )
-
-
-def searches_of(site: Site) -> SearchJobs:
-    """The searches of a site."""
-    found: SearchJobs | None = site.searches
-    if found is None:
-        found = site.searches = SearchJobs(site, SearchJob)
-    return found

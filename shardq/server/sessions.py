@@ -4,7 +4,7 @@
  key ─► sign in ─► cookie: key, generation of its secret, end, signature ─► Session
 ```
 
-A cookie holds in each server of the store. It ends with its key, with its secret, or in 12 hours.
+Each server of the store accepts the cookie. It ends with its key, with its secret, or in 12 hours.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TEXT_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a cookie says.
+    """The content of a cookie.
 
     Attributes:
-        key_id: The key by which somebody has signed in.
+        key_id: The key by which the person signed in.
         generation: The generation of its secret then.
         end_s: When the cookie ends, epoch seconds.
         signature: The signature; empty until it is signed.
@@ -41,7 +41,7 @@ class Pass:
 
     @classmethod
     def of(cls, text: str) -> Pass | None:
-        """The pass of a cookie's text; None if it is none."""
+        """The pass of a cookie's text; None if the text is no pass."""
         parts = text.split(".")
         if len(text) > _TEXT_MAX or len(parts) != _PARTS:
             return None
@@ -55,7 +55,7 @@ class Pass:
         return f"{self._text}.{_signature(master, self, self._text)}"
 
     def is_valid(self, master: MasterKey) -> bool:
-        """True if it was signed here; compared in constant time."""
+        """True if a server of this store signed it; compared in constant time."""
         expected = _signature(master, self, self._text)
         return hmac.compare_digest(expected.encode(), self.signature.encode())
 
@@ -71,11 +71,11 @@ def _signature(master: MasterKey, one: Pass, text: str) -> str:
 
 
 def token_of(master: MasterKey, whose: str) -> str:
-    """The token that the forms of somebody's pages carry, the same in each server of the store.
+    """The token in the forms of a person's pages, the same in each server of the store.
 
     Args:
         master: The master key.
-        whose: The cookie, or the name that a proxy has given.
+        whose: The person's cookie, or the name that a proxy gave.
     """
     digest = hmac.digest(master.derive("form", "", 0), whose.encode(), "sha256")
     return base64.urlsafe_b64encode(digest[:18]).decode()

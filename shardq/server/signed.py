@@ -1,13 +1,13 @@
-"""Signed urls: what a url allows to whoever has it, from one time to another. No I/O.
+"""Signed urls: each allows its holder some calls, from one time to another. No I/O.
 
 ```
  http://host/v1/queues/orders/messages?sq-key=SQ..&sq-queue=orders&sq-levels=p
                                      &sq-start=..&sq-end=..&sq-signature=..
 ```
 
-A server or shell signs it for a key; no secret of the key's is needed or in it. It allows what it
-says, as far as the key may do that when the url is used. It ends with the key, and with the secret
-that was the key's newest when the url was signed.
+A server or shell signs a url for a key, without the key's secret. The url allows the calls that it
+names, as far as its key may make them when the url is used. It ends with the key, and with the
+secret that was the key's newest when the url was signed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class UnverifiedUrl:
         return urlencode(dict(zip(_NAMES, values, strict=True)), safe="*")
 
     def is_valid(self, master: MasterKey, account: str, generation: int) -> bool:
-        """True if it was signed for this generation of the key; compared in constant time."""
+        """True if the url was signed for this generation of the key; compared in constant time."""
         expected = self._signature(master, account, generation)
         return hmac.compare_digest(expected.encode(), self.signature.encode())
 
@@ -99,7 +99,7 @@ class UnverifiedUrl:
 def drafted(
     key_id: str, queue: str, levels: str, *, now_ms: int, start_ms: int, end_ms: int
 ) -> UnverifiedUrl:
-    """A url to be signed, checked.
+    """A url that can be signed.
 
     Args:
         key_id: The key.
@@ -122,12 +122,12 @@ def drafted(
 
 
 def is_in_query(query: str) -> bool:
-    """True if a query has a signature of ours."""
+    """True if a query has the signature of a signed url."""
     return "sq-signature=" in query
 
 
 def from_query(query: str) -> UnverifiedUrl:
-    """What a signed url says.
+    """The parts of a signed url.
 
     Raises:
         IncompleteSignature: If a part is missing or damaged.

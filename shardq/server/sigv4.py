@@ -5,8 +5,8 @@
  method, path, query, headers, body ─► canonical request ─► string to sign ─► signature
 ```
 
-A signature covers the body's hash, the host, and every `x-amz-` header of the request. A body that
-is signed as unsigned is refused: nothing would protect it.
+A signature covers the body's hash, the host, and every `x-amz-` header of the request. An unsigned
+body is refused, because nothing would protect it.
 
 Source:
     "Create a signed AWS API request" of the IAM user guide, checked against botocore's signer.
@@ -37,7 +37,7 @@ EXPIRES_S_MAX = 604_800
 _KEPT_MAX = 4_096
 """Signing keys that are kept."""
 _TEXTS_KEPT = 1_024
-"""Texts that many requests have in common, each with what it means."""
+"""Parsed texts that are kept, because many requests have them in common."""
 _KEPT_CHARACTERS_MAX = 1_000
 _CREDENTIAL = re.compile(
     r"([\w+/=-]{1,128})/([0-9]{8})/([A-Za-z0-9-]{1,64})/([a-z0-9-]{1,32})/aws4_request", re.ASCII
@@ -53,7 +53,7 @@ _SAFE: Final = "-_.~"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A signature as a request has it, not verified.
+    """The signature of a request, not verified.
 
     Attributes:
         key_id: The key that it names.
@@ -62,8 +62,8 @@ class Signature:
         service: The service that it is for.
         headers: Names of the headers that it covers.
         at: When it was made, `YYYYMMDDTHHMMSSZ`.
-        at_s: The same, epoch seconds.
-        expires_s: For how long it is valid; None of a header, which is valid for `SKEW_S`.
+        at_s: The same in epoch seconds.
+        expires_s: For how long it is valid; None for a header, which is valid for `SKEW_S`.
         value: The signature itself, 64 hexadecimal digits.
     """
 
@@ -193,7 +193,7 @@ def check_time(signature: Signature, now_s: float) -> None:
 
 
 class Verifier:
-    """Verifies signatures, and keeps the signing keys that it has derived.
+    """Verifies signatures, and keeps derived signing keys.
 
     Args:
         service: The service that signatures must be for.
@@ -215,7 +215,7 @@ class Verifier:
             generation: The secret's generation: with the key's id it names the secret.
 
         Raises:
-            SignatureDoesNotMatch: If it is for another service, or leaves out what it must cover.
+            SignatureDoesNotMatch: If it is for another service, or leaves a part uncovered.
         """
         if signature.service != self._service:
             raise SignatureDoesNotMatch(
@@ -229,7 +229,7 @@ class Verifier:
                 self._kept.clear()
             made = _signing_key(signature, secret())
             key = self._kept[name] = hmac.new(made, digestmod="sha256")
-        # A copy, because `hmac.digest` lets other threads run first.
+        # A copy, because `hmac.digest` releases the interpreter's lock to other threads.
         expected = key.copy()
         expected.update(text.encode())
         return hmac.compare_digest(expected.hexdigest().encode(), signature.value.encode())
@@ -243,10 +243,10 @@ def _signing_key(signature: Signature, secret: str) -> bytes:
 
 
 def string_to_sign(signature: Signature, request: Request) -> str:
-    """The text that is signed.
+    """The text that a signature signs.
 
     Raises:
-        SignatureDoesNotMatch: If the signature leaves out what it must cover.
+        SignatureDoesNotMatch: If the signature does not cover a part that it must.
     """
     canonical = _canonical(signature, request)
     digest = hashlib.sha256(canonical).hexdigest()
@@ -277,7 +277,7 @@ def _canonical(signature: Signature, request: Request) -> bytes:
         ";".join(covered),
         body_hash,
     ]
-    # A server reads headers as Latin 1: so they are again the bytes that were sent.
+    # A server reads headers as Latin 1, so this gives the bytes that were sent.
     return "\n".join(lines).encode("latin-1", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Where requests are answered: the queues, the threads and the limits of one event loop."""
+"""The site: the queues, threads and limits by which one event loop answers requests."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ REGION = "us-east-1"
 ACCOUNT = "000000000000"
 POLLS_MAX = 10_000
 _UNKNOWN: Final = "unknown"
-"""The outcome of a command that the end of the process has stopped."""
+"""The outcome of a command that the end of the process stopped."""
 _WATCH_S = 1.0
-"""How often keys of open polls are looked at; they are reread every 3 s."""
+"""How often the keys of open polls are checked; they are reread every 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SiteOptions:
         is_read_only: True if pages change nothing.
         hidden: Patterns of names, as `*password*`, whose values no page shows.
         user_header: The header in which a trusted proxy names the user; empty: none.
-        user_levels: What such a user may do.
+        user_levels: Letters of the levels that such a user has.
     """
 
     region: str = REGION
@@ -77,22 +77,20 @@ class SiteOptions:
 
 @dataclass(slots=True)
 class Site:
-    """What handlers work with. It is used by one event loop.
+    """The store, the queues and the threads that handlers work with. One event loop uses it.
 
     Attributes:
         connection: The store.
-        options: What the operator chose.
-        access: Knows who may do what; None: the operator alone asks, and may do everything.
+        options: The choices of the operator.
+        access: Finds the callers of requests; None: each request is the operator's, who may do
+            everything.
         actions: Records commands that change something.
         clock: The only reader of time.
-        threads: Where calls of the connection run.
+        threads: The threads in which calls of the connection run.
         served: The queues.
-        leaving: Set once the server is to end: streams end then, and so do polls.
-        sqs: What the SQS endpoint keeps in memory; made by its first request.
-        looks: What the pages keep in memory, likewise.
-        bulks: The bulk actions, likewise.
-        searches: The searches, likewise.
-        answers: What was read of the store for all who ask for it.
+        readiness: Tells whether the store and the clock are right.
+        leaving: Set once the server is to end: streams and polls end then.
+        answers: Answers of the store that requests share.
     """
 
     connection: Connection
@@ -104,11 +102,8 @@ class Site:
     served: Served = field(init=False)
     readiness: Readiness = field(init=False)
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    sqs: Any = None
-    looks: Any = None
-    bulks: Any = None
-    searches: Any = None
     answers: SharedAnswers = field(init=False)
+    _own: dict[Callable[[Site], Any], Any] = field(default_factory=dict)
     _waits: defaultdict[Caller | None, set[asyncio.Timeout]] = field(
         default_factory=lambda: defaultdict(set)
     )
@@ -125,11 +120,22 @@ class Site:
         gauges = self.connection._home.meter.gauges
         gauges["shardq_polls_open"] = lambda: sum(self._polls.values())
 
+    def own(self, kind: Callable[[Site], T]) -> T:
+        """The site's one object of a kind, made when it is first asked for.
+
+        Args:
+            kind: Makes it: a class that takes the site, such as `Looks`.
+        """
+        found: T | None = self._own.get(kind)
+        if found is None:
+            found = self._own[kind] = kind(self)
+        return found
+
     async def caller_of(self, request: Request) -> Caller:
-        """The caller of a request, who is checked by `Caller.check`.
+        """The caller of a request; `Caller.check` tells whether it may do something.
 
         Raises:
-            Refusal: If it cannot be told, or not let in; or its key is over its quota.
+            Refusal: If the caller is unknown or not admitted, or its key is over its quota.
             StoreError: If keys are to be reread, and the store cannot be read.
         """
         if self.access is None:
@@ -157,10 +163,10 @@ class Site:
         record: Callable[[str], Awaitable[object]],
         name_of: Callable[[Exception], str],
     ) -> T:
-        """Carry a command out to its end, and record it, also if its caller leaves meanwhile.
+        """Carry a command out to its end and record it, even if its caller leaves meanwhile.
 
         Args:
-            work: Carries it out.
+            work: The command.
             record: Records it with an outcome: `done`, or the name of an error.
             name_of: The name of an error.
         """
@@ -183,33 +189,33 @@ class Site:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Nobody takes its error any more; the record has it.
+            # Nobody awaits its error any more; the record has it.
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise
 
     async def record(
         self, caller: Caller, via: str, what: What, about: str, outcome: str = DONE
     ) -> None:
-        """Record a command that was carried out, or that failed. A failure to record is logged.
+        """Record a command that was carried out or failed. A failure to record it is logged.
 
         Args:
-            caller: Who gave it.
+            caller: The caller that gave it.
             via: The way in: `sqs`, `http`.
             what: The command.
-            about: What it was about: a queue, a message's id.
+            about: Its object: a queue, or the id of a message.
             outcome: `done`, or the name of the error.
         """
         await self.threads.call(partial(self.actions.record, caller.who, via, what, about, outcome))
 
     async def admits(self, caller: Caller) -> bool:
-        """True if a caller that was let in would still be: its key may have ended meanwhile."""
+        """True if an admitted caller would still be admitted: its key may have ended meanwhile."""
         return not await self.threads.call(partial(self._gone, [caller]))
 
     def check_polls(self, caller: Caller) -> None:
         """Refuse one more request that waits for messages.
 
         Raises:
-            TooMany: If as many of the key wait as may.
+            TooMany: If the key has as many waiting requests as it may have.
         """
         if self._polls[caller.key_id] >= self.options.polls_max:
             raise TooMany(f"{self.options.polls_max:,} requests of this key wait for messages.")
@@ -218,12 +224,12 @@ class Site:
         """Await messages for a request; None at once when the server leaves, or its key ends.
 
         Args:
-            work: What waits for messages, such as `ServedQueue.queue.receive`. It is cancelled when
+            work: Waits for messages, such as `ServedQueue.queue.receive`. It is cancelled when
                 the server leaves, so messages that it has claimed are released uncounted.
-            caller: Whose request it is.
+            caller: The caller of the request.
 
         Raises:
-            TooMany: If as many polls of the key wait as may.
+            TooMany: If the key has as many waiting polls as it may have.
         """
         try:
             self.check_polls(caller)
@@ -245,8 +251,8 @@ class Site:
         """Await anything; None at once when the server leaves.
 
         Args:
-            work: What is awaited. It is cancelled when the server leaves.
-            caller: Whose request it is for, if it is to end with the caller's key.
+            work: The awaitable. It is cancelled when the server leaves.
+            caller: The caller of the request, if the wait is to end with its key.
         """
         wait = asyncio.timeout(0 if self.leaving.is_set() else None)
         try:
@@ -283,7 +289,7 @@ class Site:
         return set() if access is None else {one for one in callers if not access.admits(one)}
 
     async def _end_waits(self) -> None:
-        """End polls whose callers are let in no more, as long as there are polls."""
+        """End the polls of callers that are admitted no more, as long as there are polls."""
         try:
             while self._polls and not self.leaving.is_set():
                 await pause(_WATCH_S)
@@ -294,7 +300,7 @@ class Site:
             self._watch = None
 
     async def close(self) -> None:
-        """Let all calls that have begun end. The connection stays open."""
+        """Wait for the end of all calls that have begun. The connection stays open."""
         self.leave()
         if self._watch is not None:
             self._watch.cancel()

@@ -40,7 +40,7 @@ CONNECTIONS_MAX = 10_000
 DEADLINE_S = 10
 """How long an end waits for answers that are under way."""
 _GARBAGE = 20_000, 20, 50
-"""How many objects are made, and searches of each kind, until the next search for garbage."""
+"""Thresholds of the garbage collector: new objects, then collections of each generation."""
 _FILES_MAX = CONNECTIONS_MAX + 1_000
 _ACCEPTED_MAX = 2_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -96,19 +96,19 @@ class Server(uvicorn.Server):
         """Listen."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        # What was imported stays: looking at it again and again would hold requests up.
+        # Imported objects stay: repeated scans of them would hold requests up.
         gc.collect()
         gc.freeze()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End: first answer what waits."""
+        """End: first answer the requests that wait."""
         self._application.site.leave()
         await _accept_all(sockets or ())
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """Begin the end. From any thread; idempotent."""
+        """Begin the end. Any thread may call it, again too."""
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):
@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Heed signals meanwhile. Unlike uvicorn's, it does not send them again afterwards."""
+        """Handle signals meanwhile. Unlike uvicorn's, it does not raise them again afterwards."""
         before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
         try:
             yield
@@ -140,10 +140,10 @@ class Server(uvicorn.Server):
 
 
 def run(server: Server, sockets: Sequence[socket.socket]) -> None:
-    """Serve until a signal. In the main thread."""
+    """Serve until a signal. The main thread calls it."""
     allow_files()
-    # A search for garbage visits all that waits, thousands of polls say: rare, and without what
-    # was there at the start, which is not garbage.
+    # A collection of garbage visits all live objects, such as those of thousands of polls. So it is
+    # rare, and skips the objects that existed at the start.
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
     server.run(list(sockets))
@@ -173,7 +173,7 @@ def check_certificate(certificate: str | None, key: str | None) -> None:
 
 
 def allow_files() -> int:
-    """Let this process have as many open files as connections; returns how many it may have."""
+    """Let this process open as many files as it may have connections; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(_FILES_MAX, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -183,7 +183,7 @@ def allow_files() -> int:
 
 
 async def _accept_all(sockets: Sequence[socket.socket]) -> None:
-    """Let the loop accept all that has connected: it would be reset as the sockets are closed."""
+    """Let the loop accept all waiting connections, which closing the sockets would reset."""
     waiting = select.poll()
     for one in sockets:
         waiting.register(one, select.POLLIN)

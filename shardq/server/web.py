@@ -1,4 +1,4 @@
-"""A request as handlers get it, and the answer that they return. No I/O, and no framework."""
+"""The request that handlers get, and the answer that they return. No I/O, and no framework."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Request:
     Attributes:
         method: In capitals.
         path: Decoded, below the prefix under which the application is mounted.
-        raw_path: As it was sent, still encoded: what a signature covers.
+        raw_path: The path as it was sent, still encoded; a signature covers it.
         query: The part after `?`, still encoded; empty without one.
         headers: Name, in lower case -> value; of a name that was sent twice, joined by a comma.
         body: The body.
-        client: The peer's address; that of the first proxy which is not trusted.
+        client: The peer's address; behind trusted proxies the nearest one that is not trusted.
         scheme: `http` or `https`.
         host: The `Host` header, with the port: what urls in answers begin with.
         id: The request's id, for the log and the answer. The server adds it to the answer.
-        is_admin: True if it may be of the admin part of the HTTP API: it came by the port for that.
-        action: The name of what it asks for, for metrics; empty until that is known. The side that
-            answers sets it.
+        is_admin: True if it may call the admin part of the HTTP API: it came by the port for that.
+        action: The name of its call, for metrics; empty until it is known. The API that answers
+            sets it.
         user: The user whom a trusted proxy names; empty without one.
     """
 
@@ -57,8 +57,8 @@ class Response:
         status: The HTTP status.
         body: Bytes, or parts that are sent as they come.
         headers: Its headers, without the length.
-        on_unsent: Called if the client was gone before the answer: releases what was claimed for
-            it.
+        on_unsent: Called if the client was gone before the answer; it releases the messages that
+            were claimed for the client.
     """
 
     status: int = 200

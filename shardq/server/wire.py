@@ -1,4 +1,4 @@
-"""The bounds of a connection: uvicorn's protocols know none for what precedes a request's body.
+"""The bounds of a connection: uvicorn's protocols have none for the head of a request.
 
 ```
  connected ──► head ──────────► body ──► answer ──► head of the next ──► ..
@@ -23,11 +23,11 @@ else:
 HEAD_S_MAX = 10.0
 HEAD_BYTES_MAX = 64 << 10
 KEPT_ALIVE_S = 75
-"""A client that keeps a connection for later requests has so long until the next."""
+"""How long a connection stays open until its client's next request."""
 _LAST_S = 1.0
-"""A connection that is new when the server leaves may send its request for so long."""
+"""How long a connection that is new when the server leaves may take for its request."""
 _FLUSHED_S = 30.0
-"""A client that reads nothing of its answer is given up after so long."""
+"""How long a client may read nothing of its answer before its connection is aborted."""
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -35,7 +35,7 @@ _TOO_LARGE = (
 
 
 class _Bounded(_Protocol):
-    """What is added to each of uvicorn's protocols."""
+    """The bounds that are added to each of uvicorn's protocols."""
 
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -43,14 +43,14 @@ class _Bounded(_Protocol):
     """True if the server leaves, so that the next request is the last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Let the head of a request arrive in time."""
+        """Begin a connection, whose first head must arrive in time."""
         super().connection_made(transport)
-        # Accepted as the server ends: nobody tells this one.
+        # uvicorn does not tell a connection that is accepted while the server ends.
         self._is_last = cast("Application", self.config.app).site.leaving.is_set()
         self._give_up_in(HEAD_S_MAX)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived; close the connection if it is too much for a head."""
+        """Take data that has arrived; close the connection if it is too much for a head."""
         before = self.cycle
         is_body = before is not None and before.more_body
         super().data_received(data)
@@ -66,8 +66,8 @@ class _Bounded(_Protocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
             elif self._timer is None and (cycle is None or cycle.response_complete):
-                # Not while an answer is under way, a long poll say: some clients send a line end
-                # after a body.
+                # No timer while an answer is under way, as of a long poll: some clients send a line
+                # end after a body.
                 self._give_up_in(HEAD_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:

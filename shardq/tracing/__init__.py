@@ -1,4 +1,4 @@
-"""Traces of OpenTelemetry: which span put a message, and what its run did.
+"""Traces of OpenTelemetry: spans of puts and of runs, linked by headers of the message.
 
 ```
  span of yours ─► put: span "send mail" ─► headers traceparent, tracestate ─► the store
@@ -7,7 +7,7 @@
 ```
 
 `traces.py` makes the spans, `names.py` has the names of the conventions, `carrier.py` the headers.
-Only `traces.py` needs the extra `otel`, when it is used.
+Only `traces.py` needs the extra `otel`, once it is used.
 """
 
 from shardq.tracing.traces import Traces

@@ -1,6 +1,6 @@
 """The names of OpenTelemetry's semantic conventions for messaging, and those of shardq beside them.
 
-Nothing else in shardq spells them, so a change of the conventions is a change of this file.
+No other file spells them, so a change of the conventions is a change of this file.
 
 Source:
     https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/, release 1.44.0, in which

@@ -1,4 +1,4 @@
-"""Spans around puts and runs, by the API of OpenTelemetry. The SDK, and what exports, is yours."""
+"""Spans around puts and runs, by the API of OpenTelemetry. Users bring the SDK and exporters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = nullcontext()
 
 
 def check_traces(given: object) -> None:
-    """Refuse what is given as traces and is none.
+    """Refuse an argument that is no `Traces`.
 
     Raises:
         BadSetting: If it is neither None nor a `Traces`.
@@ -40,7 +40,7 @@ class Traces:
 
     Args:
         parent: True continues the trace of the put instead: its run is a child of the put's span.
-        tracer_provider: What makes the spans; None: the one that OpenTelemetry is set to.
+        tracer_provider: Makes the spans; None: OpenTelemetry's own setting.
 
     Raises:
         MissingExtra: If the extra `otel` is not installed.
@@ -49,7 +49,7 @@ class Traces:
     def __init__(
         self, *, parent: bool = False, tracer_provider: TracerProvider | None = None
     ) -> None:
-        # Imported here because what is traced by others, as the server, needs no OpenTelemetry.
+        # Imported here because the server passes traces of others on without OpenTelemetry.
         try:
             from opentelemetry import trace
             from opentelemetry.context import Context
@@ -74,12 +74,12 @@ class Traces:
 
     @property
     def is_within(self) -> bool:
-        """True if a span is current, so that what is put here belongs to a trace."""
+        """True if a span is current, so that puts belong to its trace."""
         return bool(self._api.get_current_span().get_span_context().is_valid)
 
     @property
     def current(self) -> dict[str, str]:
-        """The headers of what is put within the current span; empty without one."""
+        """The headers of messages that are put within the current span; empty without one."""
         return self._carrier(None)
 
     @contextmanager
@@ -104,9 +104,9 @@ class Traces:
     # Runs -----------------------------------------------------------------------------------------
 
     def run(self, *messages: Message) -> AbstractContextManager[object]:
-        """A span around what is done with a message; of several, one with a link to each put.
+        """A span around work on a message; for several messages, one with a link to each put.
 
-        Consumers and workers do this by themselves. It is for those who `receive`:
+        Consumers and workers do this by themselves. It is for callers of `receive`:
 
         ```python
         for message in mail.receive():
@@ -116,7 +116,7 @@ class Traces:
         ```
 
         Args:
-            messages: What was received.
+            messages: The received messages.
 
         Raises:
             UsageError: If there is none.
@@ -127,7 +127,7 @@ class Traces:
 
     @property
     def _is_idle(self) -> bool:
-        """True if no span is recorded, and none of a put is continued: no SDK is installed."""
+        """True if no span is recorded and no trace of a put is continued: no SDK is installed."""
         api = self._api
         provider = self._provider or api.get_tracer_provider()
         return not self._parent and isinstance(
@@ -163,7 +163,7 @@ class Traces:
         try:
             headers = read_headers(row)
         except StoreCorrupt:
-            # Its handler is told, if it reads them.
+            # The handler gets this error, if it reads the headers.
             return None
         found = self._propagator.extract(headers)
         return found if self._api.get_current_span(found).get_span_context().is_valid else None
@@ -190,7 +190,7 @@ class Traces:
             try:
                 yield span
             except BaseException as error:
-                # A snooze, say, is an exception and no failure.
+                # An exception may be no failure, as a snooze.
                 if getattr(error, "_is_failure", True):
                     kind_of_error = type(error)
                     named = f"{kind_of_error.__module__}.{kind_of_error.__qualname__}"

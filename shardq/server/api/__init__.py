@@ -1,4 +1,4 @@
-"""The HTTP API, `/v1`: one table of routes, and what is made of it.
+"""The HTTP API, `/v1`: one table of routes, from which the server and its documentation are made.
 
 ```
  request ──► dispatch ──► table: route ──► right of the caller ──► reading: path, query, body
@@ -7,8 +7,9 @@
                                        answer ◄── problem or struct ◄── handler of a room
 ```
 
-Rooms, each with its structs, its handlers and its lines of the table: queues, messages, deliveries,
-stream, keys, watching, schedules, tasks, accounts, actions.
+Rooms, each with its structs and its handlers, which add themselves to the table: queues, messages,
+listing, many, deliveries, forwarding, stream, keys, watching, dead, finding, calendar, schedules,
+tasks, accounts, actions.
 """
 
 from shardq.server.api.dispatch import answer, refusal

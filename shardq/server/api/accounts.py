@@ -16,7 +16,7 @@ from shardq.records.actions import What
 from shardq.server import signed
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import RouteCall, json_of, route
-from shardq.server.api.shapes import Span, Time
+from shardq.server.api.shapes import Span, Time, struct_of
 from shardq.server.refusals import AccessDenied
 from shardq.server.web import Response
 
@@ -55,7 +55,7 @@ class AccountList(Struct):
     """Accounts.
 
     Attributes:
-        accounts: They, by name.
+        accounts: The accounts, by name.
     """
 
     accounts: list[Account]
@@ -105,7 +105,7 @@ class Keys(Struct):
     """Keys.
 
     Attributes:
-        keys: They, the oldest first.
+        keys: The keys, the oldest first.
     """
 
     keys: list[Key]
@@ -165,7 +165,7 @@ class NewUrl(Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         key: The key that it is signed for; the caller's unless given.
         queue: A queue, or the beginning of names and a `*`.
-        levels: What the url allows, as for a key.
+        levels: The levels that the url gives, written as those of a key.
         start: When it begins; now unless given.
         until: When it ends.
         life: Instead of `until`: how long it is valid.
@@ -183,7 +183,7 @@ class SignedUrl(Struct):
     """The query that makes a url a signed one.
 
     Attributes:
-        query: It, to be put after the `?` of any call that it allows.
+        query: The query. Append it after the `?` of any call that it allows.
         levels: Letters of the levels that it gives.
         end: When it ends.
     """
@@ -220,7 +220,7 @@ async def list_keys(call: RouteCall[None, None]) -> Keys:
 async def add_key(call: RouteCall[None, NewKey]) -> Response:
     """Make a key of an account; its secret is shown once.
 
-    A caller can give no more than it has, nor for longer, nor without its quotas.
+    A caller can give a key no more rights than its own, no later end, and no wider quotas.
     """
     body, account = call.body, await _account(call)
     levels = grants.levels_of(body.levels)
@@ -267,9 +267,9 @@ async def revoke_key(call: RouteCall[None, None]) -> Key:
 
 @_admin("POST", "/v1/sign", answer=SignedUrl, status=201, what=What.SIGN)
 async def sign_url(call: RouteCall[None, NewUrl]) -> Response:
-    """Sign a url: whoever has it may do what it allows, without a key, until its end.
+    """Sign a url, whose holder may make the calls that it allows until its end, without a key.
 
-    It ends with its key. What the key may not do, the url does not allow.
+    The url ends with its key. It allows no call that the key may not make.
     """
     body, named = call.body, call.body.key or call.caller.key_id
     if not named:
@@ -301,15 +301,15 @@ async def sign_url(call: RouteCall[None, NewUrl]) -> Response:
 
 
 async def _done(call: RouteCall[Any, Any], ask: Callable[[Accounts], R]) -> R:
-    """The answer of the accounts, in a thread."""
+    """The answer of the accounts; a thread asks them."""
     home, site = call.site.connection._home, call.site
     return await site.threads.call(lambda: ask(Accounts(home.store, home.clock)))
 
 
 def _is_own(call: RouteCall[Any, Any], account: str) -> bool:
-    """True if the caller manages an account: its own; with one of the server's, each.
+    """True if the caller manages an account: its own, or any if it manages the server.
 
-    A signed url manages none: what it made would last longer.
+    A signed url manages no account, because keys that it made would outlast it.
     """
     caller = call.caller
     is_own = caller.account == account
@@ -366,18 +366,15 @@ def _account_of(found: FoundAccount) -> Account:
 
 def _key_of(call: RouteCall[Any, Any], found: AccountKey) -> Key:
     grant = found.grant
-    return Key(
-        id=found.id,
-        account=found.account,
-        levels=grant.levels,
+    return struct_of(
+        Key,
+        found,
+        grant,
         queues=list(grant.queues),
         state=found.state(call.site.clock.now_ms()),
         sigv4=found.is_derived,
         made=iso(grant.made_ms),
         end=iso(grant.end_ms) if grant.end_ms else None,
-        label=grant.label,
-        rate=grant.rate,
-        depth=grant.depth,
     )
 
 

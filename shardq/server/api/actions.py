@@ -1,4 +1,4 @@
-"""Commands that changed or removed something: the admin part, too."""
+"""Commands that changed or removed something; a part of the admin API."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ActionsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The commands to show.
 
     Attributes:
-        limit: The most of them.
-        since: Only those from this time on.
-        object: Only those about it.
+        limit: The most commands to show.
+        since: Only commands from this time on.
+        object: Only commands about this object.
     """
 
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
@@ -36,10 +36,10 @@ class Action(Struct):
 
     Attributes:
         at: When it ended.
-        who: The key with its account, or the user at a shell.
+        who: The key with its account, or the user of a shell.
         via: The way in: `shell`, `sqs` or `http`.
         what: The command.
-        object: The thing that it was about.
+        object: The queue, message, key or other object of the command.
         outcome: `done`, or the name of the error.
     """
 
@@ -55,7 +55,7 @@ class Actions(Struct):
     """Commands.
 
     Attributes:
-        actions: They, the last one first.
+        actions: The commands, the last one first.
     """
 
     actions: list[Action]

@@ -37,11 +37,11 @@ class CalendarQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The time ahead to look at.
 
     Attributes:
-        queue: Of this queue; of all that the caller may look at unless given.
+        queue: Only this queue; all queues that the caller may see unless given.
         horizon: How far ahead: to 2 days by minute, to 62 days by hour, to 366 days by day.
-        by: What a cell is.
-        tz: By whose clocks hours and days begin.
-        within: How long to count, to 60 s; queues that are not counted by then are `uncounted`.
+        by: The length of a cell.
+        tz: The time zone in which hours and days begin.
+        within: How long to count, at most 60 s; queues not counted by then are `uncounted`.
     """
 
     queue: str | None = None
@@ -74,11 +74,12 @@ class HotMinutes(Struct, kw_only=True, omit_defaults=True):
         queue: The queue.
         start: When the first begins.
         end: When the last ends.
-        due: What comes due in them.
-        most: What comes due in the fullest of them.
-        usual: What other minutes have, half of them less.
-        done: When the last message of them is begun; absent where no limit of consumers is known.
-        late_ms: How late that is.
+        due: Messages and firings that come due in them.
+        most: The same for the fullest of them.
+        usual: The median of other minutes.
+        done: When the last of these messages begins to run; absent if the consumers' limit is
+            unknown.
+        late_ms: How late that is, milliseconds.
     """
 
     queue: str
@@ -92,7 +93,7 @@ class HotMinutes(Struct, kw_only=True, omit_defaults=True):
 
 
 class QueueAhead(Struct, kw_only=True, omit_defaults=True):
-    """What is ahead of one queue.
+    """The load ahead of one queue.
 
     Attributes:
         queue: Its name.
@@ -104,8 +105,8 @@ class QueueAhead(Struct, kw_only=True, omit_defaults=True):
         paused: True if its deliveries are held back.
         consumers: How many processes consume it.
         done_rate: Deliveries a second at present; absent if there were none lately.
-        clears: When what is due now is done, at the present rate; absent where that is not known.
-        firings_until: Up to when firings were counted, where there are too many to count all.
+        clears: When all messages due now are done, at the present rate; absent if unknown.
+        firings_until: Up to when firings were counted, if there are too many to count all.
     """
 
     queue: str
@@ -137,13 +138,13 @@ class Calendar(Struct, kw_only=True):
     """The load ahead.
 
     Attributes:
-        at: From when on: when the first queue was counted.
-        until: Up to when.
-        zone: By whose clocks.
-        by: What a cell is.
+        at: Its start: when the first queue was counted.
+        until: Its end.
+        zone: The time zone of its hours and days.
+        by: The length of a cell.
         messages: Messages that come due in that time.
         firings: Messages that schedules will put in it.
-        cells: The cells with anything, in order.
+        cells: The cells that are not empty, in order.
         hot: Minutes that are too full, the worst first; by minute alone.
         queues: The queues that were counted, by name.
         changes: Changes of the zone's clocks in that time, a sentence each, without its end.
@@ -167,11 +168,11 @@ class Calendar(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A queue's calendar, whose minutes are as long as the cells, and what it means.
+    """A queue's calendar, whose minutes are as long as the cells, and its summary.
 
     Attributes:
         calendar: The calendar.
-        told: What is told of it.
+        told: The summary.
         hot: The minutes that are too full.
     """
 
@@ -188,7 +189,7 @@ async def get_calendar(call: RouteCall[CalendarQuery, None]) -> Calendar:
     by, zone = By(query.by), zone_of(query.tz)
     horizon_ms = duration_ms(query.horizon, name="horizon")
     now_ms = site.clock.now_ms()
-    # Refuses a horizon, before anything is counted.
+    # This refuses a bad horizon before anything is counted.
     _grid(now_ms - now_ms % _GRID_MS, horizon_ms, by, zone)
     if query.queue is None:
         asked = await call.queues()

@@ -1,4 +1,4 @@
-"""Dead messages: listed, put back and removed; as many as match by a bulk action."""
+"""Dead messages: listed, put back and removed, one by one or by a bulk action."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
 from shardq.server.api.route import QUEUE, RouteCall, route
-from shardq.server.api.shapes import MANY_MAX, Message, MessagePage, NewBody, Time, message_of
-from shardq.server.bulk import RATE_MAX, Wish, bulks_of, redrive_edited
+from shardq.server.api.shapes import (
+    MANY_MAX,
+    Message,
+    MessagePage,
+    NewBody,
+    Time,
+    message_of,
+    struct_of,
+)
+from shardq.server.bulk import RATE_MAX, BulkJobs, Wish, redrive_edited
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +50,7 @@ class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         limit: The most to return; less if they have more than 8 MiB together.
-        newest: True for the last one first.
+        newest: True to list the last one that died first.
     """
 
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
@@ -53,11 +61,11 @@ class AllDeadQuery(Filter, kw_only=True, forbid_unknown_fields=True):
     """The dead messages of all queues to return.
 
     Attributes:
-        queue: Only those of this queue.
+        queue: Only dead messages of this queue.
         limit: The most to return; less if they have more than 8 MiB together.
         after: `next` of the page before.
-        look: How many messages are looked at.
-        cut: So many bytes of each body are enough.
+        look: The most messages to look at.
+        cut: How many bytes of each body to return; all unless given.
     """
 
     queue: str = ""
@@ -72,7 +80,7 @@ class DeadMessage(Struct):
 
     Attributes:
         queue: The queue in which it died.
-        message: It; without the level `read` without its body.
+        message: The message; without its body if the key lacks the level `read`.
     """
 
     queue: str
@@ -83,11 +91,11 @@ class AllDead(Struct, kw_only=True, omit_defaults=True):
     """A page of the dead messages of all queues.
 
     Attributes:
-        dead: They, the last one first.
-        queues: The queues that have any dead-letter queue.
+        dead: The messages, the last one that died first.
+        queues: The queues that have a dead-letter queue.
         next: The `after` of the next page, if there is one.
         looked: How many messages were looked at for the page.
-        passed_over: Queue -> why it could not be looked into.
+        passed_over: Queue -> why it could not be read.
     """
 
     dead: list[DeadMessage]
@@ -98,7 +106,7 @@ class AllDead(Struct, kw_only=True, omit_defaults=True):
 
 
 class Edited(NewBody, kw_only=True, forbid_unknown_fields=True):
-    """The body with which a message is put back; as it was unless given."""
+    """The new body of a message that is put back; unchanged unless given."""
 
 
 class DeadId(Struct, forbid_unknown_fields=True):
@@ -118,7 +126,7 @@ class BulkWish(Filter, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         queue: The queue in which they died; all queues unless given.
-        rate: The most messages a second; as many as go unless given.
+        rate: The most messages a second; no bound unless given.
         messages: Only these.
     """
 
@@ -134,20 +142,20 @@ class Bulk(Struct, kw_only=True, omit_defaults=True):
         id: Its id.
         what: `redrive` or `delete`.
         queues: The queues in which its messages died.
-        filter: Which of their dead messages it takes.
-        chosen: How many were named one by one.
-        rate: The most messages a second, where there is a bound.
-        who: Who has begun it.
-        begun: When.
+        filter: The filter of their dead messages.
+        chosen: How many messages were named one by one.
+        rate: The most messages a second, if there is a bound.
+        who: The caller that began it.
+        begun: When it began.
         state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
         looked: Dead messages looked at.
-        found: Those that match.
-        done: Those of them that were put back, or deleted.
-        gone: Those that were not there any more when it came to them.
-        kept: Those that stay, because other messages have their keys.
+        found: Messages that match.
+        done: Messages that were put back, or deleted.
+        gone: Messages that matched and then were gone.
+        kept: Messages that stay because other messages have their keys.
         ended: When it ended.
-        error: Why it waits, why it has failed, or why some stay.
-        more: True if there may be more that match: the same again takes them.
+        error: Why it waits, why it failed, or why some messages stay.
+        more: True if more messages may match: the same action again takes them.
     """
 
     id: str
@@ -173,7 +181,7 @@ class Bulks(Struct):
     """Bulk actions.
 
     Attributes:
-        bulks: They, the last one first.
+        bulks: The actions, the last one first.
     """
 
     bulks: list[Bulk]
@@ -260,7 +268,7 @@ def _kept(call: RouteCall[Any, Any], wanted: str) -> dict[str, _DeadLetterQueue]
 def _shown(
     row: Row, whole: Row, kept: _DeadLetterQueue, is_readable: Callable[[str], bool]
 ) -> DeadMessage:
-    """A dead message as JSON has it; under the queue in which it died, where that is known."""
+    """A dead message as JSON has it, with the queue in which it died, if known."""
     died = died_in(row)
     queue = died if died in kept.of else kept.of[0]
     made = message_of(StoredMessage(row, 0, kept.home.register.signer))
@@ -299,7 +307,7 @@ async def redrive_one(call: RouteCall[None, Edited]) -> Told:
     if content is not None:
         call.check(Level.UPDATE, queue.name)
     await call.site.check_depth(call.caller, queue)
-    async with bulks_of(call.site).lock(queue.name):
+    async with call.site.own(BulkJobs).lock(queue.name):
         is_done = await queue.call(lambda opened: redrive_edited(opened, name, content))
     if not is_done:
         raise Refused(404, f"there is no dead message {name!r} of queue {queue.name!r}.")
@@ -308,43 +316,43 @@ async def redrive_one(call: RouteCall[None, Edited]) -> Told:
 
 @route("POST", "/v1/dead/redrive", Level.MANAGE, what=What.REDRIVE)
 async def redrive_dead(call: RouteCall[None, BulkWish]) -> Bulk:
-    """Put dead messages back, all that match or those that are named, by a bulk action.
+    """Put back dead messages that match a filter, or named ones, by a bulk action.
 
-    The same call while one runs returns that one.
+    While such an action runs, the same call returns it.
     """
     return await _begun(call, "redrive")
 
 
 @route("POST", "/v1/dead/delete", Level.DELETE, what=What.DELETE_DEAD)
 async def delete_dead(call: RouteCall[None, BulkWish]) -> Bulk:
-    """Remove dead messages for good, all that match or those that are named, by a bulk action.
+    """Remove for good dead messages that match a filter, or named ones, by a bulk action.
 
-    The same call while one runs returns that one.
+    While such an action runs, the same call returns it.
     """
     return await _begun(call, "delete")
 
 
 @route("GET", "/v1/dead/bulks", Level.GET)
 async def list_bulks(call: RouteCall[None, None]) -> Bulks:
-    """The bulk actions of this server process: those that run, and the last that have ended."""
-    shown = [one for one in bulks_of(call.site).every() if jobs.is_seen(call, one)]
+    """The bulk actions of this server process: all that run, and the last ones that have ended."""
+    shown = [one for one in call.site.own(BulkJobs).every() if jobs.is_seen(call, one)]
     return Bulks([_bulk_of(one) for one in shown])
 
 
 @route("GET", "/v1/dead/bulks/{job}", Level.GET)
 async def get_bulk(call: RouteCall[None, None]) -> Bulk:
-    """A bulk action and how far it is."""
+    """A bulk action and its progress."""
     return _bulk_of(_found(call))
 
 
 @route("POST", "/v1/dead/bulks/{job}/stop", Level.GET)
 async def stop_bulk(call: RouteCall[None, None]) -> Bulk:
-    """Stop a bulk action after the batch under way; who may begin it may stop it."""
+    """Stop a bulk action after the batch under way; it needs the level that beginning it needs."""
     found = _found(call)
     level = Level.MANAGE if found.wish.what == "redrive" else Level.DELETE
     for queue in found.wish.queues:
         call.check(level, queue)
-    bulks_of(call.site).stop(found)
+    call.site.own(BulkJobs).stop(found)
     return _bulk_of(found)
 
 
@@ -367,16 +375,16 @@ async def _begun(call: RouteCall[None, BulkWish], what: Any) -> Bulk:
         await _check(call, name, bodies=chosen.needs_bodies)
     call.about = _about(body)
     wish = Wish(what, tuple(queues), chosen, ids, body.rate or 0)
-    return _bulk_of(await jobs.begun(call, bulks_of(site), wish))
+    return _bulk_of(await jobs.begun(call, site.own(BulkJobs), wish))
 
 
 async def _check(call: RouteCall[Any, Any], name: str, *, bodies: bool) -> None:
-    """Refuse a bulk action about a queue that there is not, or that is not the caller's.
+    """Refuse a bulk action of a queue that does not exist, or that the caller may not use.
 
     Raises:
-        AccessDenied: If the caller lacks the route's level there, or where its dead are; or may not
-            read the bodies, in which a text is looked for.
-        UnknownQueue: If there is none.
+        AccessDenied: If the caller lacks the route's level for the queue or its dead-letter queue,
+            or may not read the bodies in which a text is looked for.
+        UnknownQueue: If there is no such queue.
     """
     level = call.route.level or Level.MANAGE
     call.check(level, name)
@@ -386,7 +394,7 @@ async def _check(call: RouteCall[Any, Any], name: str, *, bodies: bool) -> None:
 
 
 def _about(body: BulkWish) -> str:
-    """What the record of a bulk action says that it was about."""
+    """The object of a bulk action, for its record."""
     where = body.queue or "all queues"
     if body.messages is not None:
         return f"{len(body.messages)} messages of {', '.join({one.queue for one in body.messages})}"
@@ -396,7 +404,7 @@ def _about(body: BulkWish) -> str:
 
 def _found(call: RouteCall[None, None]) -> BulkJob:
     more = "; the same action again does what is left"
-    return jobs.known(call, bulks_of(call.site), call.place["job"], "bulk action", more)
+    return jobs.known(call, call.site.own(BulkJobs), call.place["job"], "bulk action", more)
 
 
 _FIELDS = Filter.__struct_fields__
@@ -410,22 +418,16 @@ def _bulk_of(found: BulkJob) -> Bulk:
     for name in ("since", "until"):
         at_ms = getattr(wish.choice, f"{name}_ms")
         filters[name] = iso(at_ms) if at_ms else ""
-    return Bulk(
-        id=found.id,
-        what=wish.what,
+    return struct_of(
+        Bulk,
+        found,
+        wish,
         queues=list(wish.queues),
         filter=Filter(**filters),
         chosen=0 if wish.ids is None else sum(map(len, wish.ids.values())),
         rate=wish.rate or None,
         who=found.caller.who,
         begun=iso(found.begun_ms),
-        state=found.state,
-        looked=found.looked,
-        found=found.found,
-        done=found.done,
-        gone=found.gone,
-        kept=found.kept,
         ended=iso(found.ended_ms) if found.ended_ms else None,
-        error=found.error,
         more=found.is_more,
     )

@@ -34,8 +34,8 @@ class Receive(Struct, kw_only=True, forbid_unknown_fields=True):
         visibility: How long they are the caller's. What is not settled by then is delivered again.
         wait: How long to wait for the first one, to 60 s.
         per_group: The most of one group.
-        lasting: True for receipts that `ack` and `extend` with `redelivered` take after the message
-            was delivered again.
+        lasting: True for receipts that stay valid for `ack` and `extend` with `redelivered` after
+            the message was delivered again.
     """
 
     max: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
@@ -139,7 +139,7 @@ async def receive_messages(call: RouteCall[None, Receive]) -> Response:
     """Take messages that are due; settle each by its receipt.
 
     A call that waits is answered as soon as there is a message, and with none when the server
-    stops. What a client has not read that leaves before its answer is delivered to another.
+    stops. If a client leaves before it has read its answer, its messages are delivered to another.
     """
     wanted, queue = call.body, await call.queue()
     if duration_ms(wanted.wait, name="wait") > _WAIT_MS_MAX:
@@ -212,7 +212,7 @@ async def bury_messages(call: RouteCall[None, Bury]) -> Settlements:
 
 
 async def release(queue: ServedQueue, receipts: Sequence[str]) -> None:
-    """Let others have messages at once that were received for nobody, without an attempt."""
+    """Release messages that were received for a client that left, without counting an attempt."""
     await queue.queue.snooze(list(receipts), "0s", partial=True)
 
 

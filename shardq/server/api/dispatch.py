@@ -15,6 +15,8 @@ from shardq.server.api.route import RouteCall, json_of
 from shardq.server.web import QUICK_BYTES, Response, TooMany
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.server.access import Caller
     from shardq.server.api.route import Route
     from shardq.server.site import Site
@@ -28,12 +30,12 @@ async def answer(
 
     Args:
         request: The request.
-        site: Where it is answered.
-        caller: Who makes it, as already known; None: the request shows that.
+        site: The site that answers it.
+        caller: The caller, if it is known already; None: the request shows it.
         via: The way in, for the record of commands.
 
     Raises:
-        ShardqError: If the server has failed: its store is damaged, say.
+        ShardqError: If the server has failed, as with a damaged store.
     """
     prefix = ""
     try:
@@ -63,9 +65,9 @@ async def _answered(
     request: Request, site: Site, parts: list[str], caller: Caller | None, via: str
 ) -> Response:
     routes = {
-        method: route
-        for method, route in table.found(parts).items()
-        if request.is_admin or not route.is_admin
+        method: found
+        for method, found in table.found(parts).items()
+        if request.is_admin or not found[0].is_admin
     }
     if not routes:
         raise Refused(404, f"there is no path {request.path}; {REFERENCE} lists all.")
@@ -74,13 +76,14 @@ async def _answered(
     if request.method == "OPTIONS":
         return Response(204, headers=[allow])
     is_head = request.method == "HEAD"
-    route = routes.get("GET" if is_head else request.method)
-    if route is None:
+    found = routes.get("GET" if is_head else request.method)
+    if found is None:
         raise Refused(
             405, f"{request.path} has no {request.method}, only {allow[1]}.", headers=[allow]
         )
+    route, place = found
     request.action = f"{route.method} {route.path}"
-    made = await _called(request, site, route, parts, caller, via)
+    made = await _called(request, site, route, place, caller, via)
     if is_head:
         made.body = b""
     return made
@@ -90,16 +93,11 @@ async def _called(
     request: Request,
     site: Site,
     route: Route,
-    parts: list[str],
+    place: Mapping[str, str],
     caller: Caller | None,
     via: str,
 ) -> Response:
-    """The answer of a route, once the caller's right to it and all that it is given is checked."""
-    place = {
-        wanted[1:-1]: part
-        for wanted, part in zip(route.parts, parts, strict=True)
-        if wanted.startswith("{")
-    }
+    """The answer of a route, after a check of the caller's right and of the call's parts."""
     if route.level is None:
         caller = anybody(request)
     else:
@@ -131,5 +129,5 @@ async def _recorded(call: RouteCall[Any, Any], via: str) -> Any:
     try:
         return await call.site.command(handler(call), record, lambda error: type(error).__name__)
     finally:
-        # Also of what has failed: a part of it may have been carried out.
+        # A part of a call that failed may have been carried out.
         call.site.answers.forget_queue(call.place.get("queue", ""))

@@ -28,8 +28,8 @@ from shardq.server.api import jobs
 from shardq.server.api.listing import State, state_of
 from shardq.server.api.rights import allows
 from shardq.server.api.route import RouteCall, route
-from shardq.server.api.shapes import Message, Time, message_of
-from shardq.server.searches import Sought, searches_of
+from shardq.server.api.shapes import Message, Time, message_of, struct_of
+from shardq.server.searches import SearchJobs, Sought
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     from shardq.server.searches import SearchJob
 
 LOOKED_MAX = 1_000
-"""Messages of a queue that are due first, or died last, in which a text is looked for."""
+"""Messages of a queue that are searched for a text: the first ones due, the last ones that died."""
 _HITS_MAX = 100
 _SPENT_US_MAX = 250_000
-"""After this no further queue is looked into for a text."""
+"""After this time no further queue is searched for a text."""
 _NEAR_US_MAX = 200_000
-"""Likewise for an id, of a store that is asked queue by queue."""
+"""Likewise for an id, in a store that is read queue by queue."""
 
 
 _SEARCHES = "/v1/find/searches"
 
 
 class FindQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to look for.
+    """The id, key or text to find.
 
     Attributes:
         q: An id, a receipt or a key; or a text.
         by: `name`: the whole id, receipt or key. `text`: a text in the id, the key, the group, a
             header or the body.
-        after: `next` of the answer before: only the queues after this one.
+        after: `next` of the answer before: only queues after this one.
     """
 
     q: Annotated[str, Meta(min_length=1, max_length=1_000)]
@@ -70,13 +70,14 @@ class Hit(Struct, kw_only=True, omit_defaults=True):
     """A message that was found.
 
     Attributes:
-        queue: The queue that it is in, or in which it died.
+        queue: The queue of the message, or the one in which it died.
         by: `id`, `key` or `text`.
         id: Its id.
         where: `live`, `dead`, or `ended`.
         state: Where it is, and why it does not run, if it was found by its id.
-        message: The message, unless it has ended; without the level `read` without its body.
-        receipt: Names its place, if a search has found it: what is far is not found by its id.
+        message: The message, unless it has ended; without its body if the key lacks the level
+            `read`.
+        receipt: Names its place, if a search found it; its id alone does not find a far message.
     """
 
     queue: str
@@ -89,14 +90,14 @@ class Hit(Struct, kw_only=True, omit_defaults=True):
 
 
 class Hits(Struct, kw_only=True, omit_defaults=True):
-    """What was found.
+    """The messages that were found.
 
     Attributes:
         hits: The messages.
-        queues: How many queues were looked into.
+        queues: How many queues were searched.
         looked: How many messages were looked at for a text.
-        next: The `after` that goes on where time or space has ended; absent if all is done.
-        passed_over: Queue -> why it could not be looked into.
+        next: The `after` of the next call, if time or space ran out; absent if all is done.
+        passed_over: Queue -> why it could not be searched.
     """
 
     hits: list[Hit]
@@ -107,11 +108,11 @@ class Hits(Struct, kw_only=True, omit_defaults=True):
 
 
 class SearchWish(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to search for.
+    """The message to search for.
 
     Attributes:
         q: The id of a message.
-        queue: The queue in which to search; all unless given.
+        queue: The queue to search; all unless given.
     """
 
     q: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -124,16 +125,16 @@ class Search(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         id: Its id.
         q: The id of the message that it looks for.
-        queues: In how many queues.
-        who: Who has begun it.
-        begun: When.
+        queues: How many queues it searches.
+        who: The caller that began it.
+        begun: When it began.
         state: `looking`, `running`, `waiting` for the store, `done`, `stopped` or `failed`.
-        done: Queues that were looked into.
+        done: Queues that were searched.
         looked: Messages that were looked at.
-        hits: Where it was found.
+        hits: The places in which it was found.
         ended: When it ended.
-        error: Why it waits, or why it has failed.
-        passed_over: Queue -> why it could not be looked into.
+        error: Why it waits or failed.
+        passed_over: Queue -> why it could not be searched.
     """
 
     id: str
@@ -154,7 +155,7 @@ class Searches(Struct):
     """Searches.
 
     Attributes:
-        searches: They, the last one first.
+        searches: The searches, the last one first.
     """
 
     searches: list[Search]
@@ -164,11 +165,12 @@ class Searches(Struct):
 async def find_messages(call: RouteCall[FindQuery, None]) -> Hits:
     """Find messages over all queues, by id or key, or by a text.
 
-    By key all queues are asked. By id it asks the histories, and looks where the message is near:
-    in a SQLite store everywhere, on Cassandra where a message without a delay was put, and, as time
-    allows, among the 1,000 of each queue that are due first, and those that died last. What is not
-    found so, a search finds: `POST /v1/find/searches`. A text is looked for among the 1,000 that
-    are due first or died last. It takes a second at most, and says where it ended.
+    A key is looked up in all queues. An id is looked up in the histories, and then in places that
+    cost little: in a SQLite store everywhere; on Cassandra where a message without a delay was put,
+    and, as time allows, among the 1,000 messages of each queue that are due first, and the 1,000
+    that died last. A search finds all others: `POST /v1/find/searches`. A text is looked for among
+    the 1,000 messages that are due first or died last. The call takes a second at most, and returns
+    the queue at which it ended.
     """
     query, site = call.query, call.site
     level = Level.READ if query.by == "text" else Level.GET
@@ -202,9 +204,9 @@ async def find_messages(call: RouteCall[FindQuery, None]) -> Hits:
 
 @route("POST", _SEARCHES, Level.GET)
 async def begin_search(call: RouteCall[None, SearchWish]) -> Search:
-    """Search all that queues have for a message, by its id.
+    """Search all messages of queues for one, by its id.
 
-    The same call while one runs returns that one.
+    While such a search runs, the same call returns it.
     """
     wish, site = call.body, call.site
     if wish.queue:
@@ -212,19 +214,19 @@ async def begin_search(call: RouteCall[None, SearchWish]) -> Search:
         await call.queue(wish.queue)
     queues = [wish.queue] if wish.queue else await call.queues()
     sought = Sought(wish.q, tuple(queues))
-    return _search_of(await jobs.begun(call, searches_of(site), sought))
+    return _search_of(await jobs.begun(call, site.own(SearchJobs), sought))
 
 
 @route("GET", _SEARCHES, Level.GET)
 async def list_searches(call: RouteCall[None, None]) -> Searches:
-    """The searches of this server process: those that run, and the last that have ended."""
-    every = searches_of(call.site).every()
+    """The searches of this server process: all that run, and the last ones that have ended."""
+    every = call.site.own(SearchJobs).every()
     return Searches([_search_of(one) for one in every if jobs.is_seen(call, one)])
 
 
 @route("GET", _SEARCHES + "/{search}", Level.GET)
 async def get_search(call: RouteCall[None, None]) -> Search:
-    """A search and how far it is."""
+    """A search and its progress."""
     return _search_of(_search(call))
 
 
@@ -232,31 +234,27 @@ async def get_search(call: RouteCall[None, None]) -> Search:
 async def stop_search(call: RouteCall[None, None]) -> Search:
     """Stop a search after the part under way."""
     found = _search(call)
-    searches_of(call.site).stop(found)
+    call.site.own(SearchJobs).stop(found)
     return _search_of(found)
 
 
 def _search(call: RouteCall[None, None]) -> SearchJob:
-    return jobs.known(call, searches_of(call.site), call.place["search"], "search")
+    return jobs.known(call, call.site.own(SearchJobs), call.place["search"], "search")
 
 
 def _search_of(found: SearchJob) -> Search:
-    return Search(
-        id=found.id,
+    return struct_of(
+        Search,
+        found,
         q=found.wish.id,
         queues=len(found.wish.queues),
         who=found.caller.who,
         begun=iso(found.begun_ms),
-        state=found.state,
-        done=found.done,
-        looked=found.looked,
         hits=[
             Hit(queue=name, by="id", id=found.wish.id, where=where, receipt=receipt)
             for name, (where, receipt) in found.hits.items()
         ],
         ended=iso(found.ended_ms) if found.ended_ms else None,
-        error=found.error,
-        passed_over=found.passed_over,
     )
 
 
@@ -267,7 +265,7 @@ async def _each(
     *,
     spent_us_max: int,
 ) -> Hits:
-    """What is found in queues, one after another, as time allows."""
+    """The messages found in queues, which are searched one after another, as time allows."""
     clock = call.site.clock
     begun_us = clock.boot_us()
     made = Hits(hits=[], queues=0)
@@ -331,7 +329,7 @@ def _hit(
 
 
 def _message(opened: SyncQueue, state: FoundState) -> StoredMessage | None:
-    """The message of the state of one that is not live: a dead one in a queue of its own."""
+    """The message of a state, if it is dead in the queue's own dead-letter queue."""
     if state.where is not Where.DEAD or not everywhere.has_own_dead(opened):
         return None
     return opened.dead.find(state.id, near=True)
@@ -372,7 +370,7 @@ def _messages(of: SyncQueue, found: choice.Chosen) -> list[StoredMessage]:
 def _shown(
     call: RouteCall[FindQuery, None], queue: ServedQueue, message: StoredMessage | None
 ) -> Message | None:
-    """A message as JSON has it, with its body only for those who may read it."""
+    """A message as JSON has it; its body only for callers that may read it."""
     if message is None:
         return None
     made = message_of(message)

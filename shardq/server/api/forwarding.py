@@ -28,7 +28,7 @@ class Forward(Struct, kw_only=True, forbid_unknown_fields=True):
     """Messages to move: give `receipts`, `ids` or `limit`.
 
     Attributes:
-        to: The queue that they go to.
+        to: The queue into which they are moved.
         receipts: The receipts of messages that were received.
         ids: The ids of messages that wait.
         limit: The most messages to move, those that are due first.
@@ -120,10 +120,10 @@ async def forward_messages(call: RouteCall[None, Forward]) -> Forwards:
 
 
 async def _by_ids(queue: ServedQueue, names: Sequence[str], to: str) -> dict[str, Forwarded]:
-    """Move messages that wait, up to an error of the store; the others are not moved then.
+    """Move messages that wait, up to an error of the store; the later ones are not moved then.
 
     Raises:
-        StoreError: If none was moved before it.
+        StoreError: If no message was moved before the error.
     """
     made: dict[str, Forwarded] = {}
     unique = list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""What routes of jobs share: begun and awaited a moment, seen by whom, or unknown here."""
+"""Functions that the routes of jobs share: a job begins, is visible to a caller, or is unknown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ W = TypeVar("W")
 J = TypeVar("J", bound="ServerJob[Any]")
 
 _WAIT_S = 1.0
-"""A job that is done so soon is answered with its outcome."""
+"""A job that ends within this time is answered with its outcome."""
 
 
 async def begun(call: RouteCall[Any, Any], jobs: ServerJobs[W, J], wish: W) -> J:
-    """A job that begins now, or the one that does the same; as it is a moment later."""
+    """A job that begins now, or the running one with the same wish; as it is a moment later."""
     made = jobs.begin(wish, call.caller)
     if made.task is not None:
         await asyncio.wait([made.task], timeout=_WAIT_S)
@@ -40,10 +40,10 @@ def known(
 
     Args:
         call: The call.
-        jobs: Those of its kind.
+        jobs: The jobs of its kind.
         name: Its id.
-        kind: What a caller calls it.
-        more: What helps where it is unknown.
+        kind: The name of the kind, for the error.
+        more: The end of the error's text.
 
     Raises:
         Refused: If this process does not know it, or the caller may not see its queues.

@@ -1,4 +1,4 @@
-"""Messages by key: put, looked up, moved, edited and cancelled, exact whatever crashes."""
+"""Messages by key: put, looked up, moved, edited and cancelled, exact despite any crash."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Struct, UnsetType
 
 from shardq.model.grants import Level
-from shardq.model.times import asked_ms, iso
+from shardq.model.times import asked_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told, told
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, route
-from shardq.server.api.shapes import KeyedMessage, NewBody, Put, Span, Time, put_of, text_or_bytes
+from shardq.server.api.shapes import (
+    KeyedMessage,
+    NewBody,
+    Put,
+    Span,
+    Time,
+    put_of,
+    struct_of,
+    text_or_bytes,
+)
 
 if TYPE_CHECKING:
     from shardq.lifecycle.keyed import Snapshot
@@ -52,10 +61,10 @@ class Keyed(Struct, kw_only=True, omit_defaults=True):
 
 
 class Edit(NewBody, kw_only=True, forbid_unknown_fields=True):
-    """What to change of a message that waits.
+    """The changes of a message that waits.
 
     Attributes:
-        due: When it is to be due.
+        due: Its new due.
         delay: Instead of `due`: how long from now.
         headers: All of its new headers.
     """
@@ -98,7 +107,7 @@ async def change_key(call: RouteCall[None, Edit]) -> Told:
     headers, content = given.pop("headers", None), body.content
     if content is None and headers is None and not given:
         raise Refused(400, "give a body, headers, due or delay.")
-    # Refuses a due that cannot be used before the edit, which would stay.
+    # A bad due must be refused before the edit, which would stay.
     asked_ms(call.site.clock.now_ms(), given.get("due"), given.get("delay"))
     made = None
     if content is not None or headers is not None:
@@ -126,16 +135,4 @@ def _no_such(name: str) -> Refused:
 
 def _keyed_of(found: Snapshot) -> Keyed:
     text, content = text_or_bytes(found.body)
-    return Keyed(
-        key=found.key,
-        id=found.id,
-        state=found.state,
-        body=text,
-        body_base64=content,
-        due=iso(found.due),
-        first_due=iso(found.first_due),
-        attempt=found.attempt,
-        priority=found.priority,
-        group=found.group,
-        headers=found.headers,
-    )
+    return struct_of(Keyed, found, body=text, body_base64=content)

@@ -1,4 +1,4 @@
-"""Messages looked at: a page of those that are due first, and where one is; nothing is taken."""
+"""Messages looked at, without receiving them: a page of the first ones due, or the state of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardq.server.api.shapes import (
     MessagePage,
     Time,
     message_of,
-    time_or_none,
+    struct_of,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SHOWN_BYTES_MAX = 8 << 20
 
 
 class Filter(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What messages must hold to be chosen; texts without regard to case.
+    """A filter of messages; the case of texts does not matter.
 
     Attributes:
         text: A text in the id, the key, the group, a header or the body.
@@ -52,8 +52,8 @@ class Filter(Struct, kw_only=True, forbid_unknown_fields=True):
         task: The name of the task whose job it is.
         header: The name of a header; or `name=text`, with a text in its value.
         group: The group.
-        since: Only what is due, or has died, from this time on, or so long ago.
-        until: Likewise, up to when.
+        since: Only messages that were due, or died, from this time on, or at most so long ago.
+        until: Only messages that were due, or died, up to this time, or at least so long ago.
     """
 
     text: str = ""
@@ -66,7 +66,7 @@ class Filter(Struct, kw_only=True, forbid_unknown_fields=True):
     until: str = ""
 
     def choice(self, now_ms: int) -> Choice:
-        """It as a choice.
+        """The choice of messages that it makes.
 
         Raises:
             BadTime: If a time cannot be read.
@@ -89,8 +89,8 @@ class ListQuery(Filter, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         limit: The most to return; less if they have more than 8 MiB together.
         after: `next` of the page before.
-        look: How many messages are looked at.
-        cut: So many bytes of each body are enough.
+        look: The most messages to look at.
+        cut: How many bytes of each body to return; all unless given.
     """
 
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
@@ -103,7 +103,7 @@ class PeekQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
     """The messages to look at.
 
     Attributes:
-        key: Only the one that has this key.
+        key: Only the message that has this key.
     """
 
     key: str | None = None
@@ -113,7 +113,7 @@ class EnvelopesQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
     """The messages to look at.
 
     Attributes:
-        dead: True for dead ones, the last one first.
+        dead: True for dead messages, the last one first.
     """
 
     dead: bool = False
@@ -123,8 +123,8 @@ class StateQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """How far to look for a message.
 
     Attributes:
-        near: True to look only where it is near, and among all the dead; else all that the queue
-            has is read where it is not near.
+        near: True to look only at the places that cost little, and among all the dead. Else the
+            whole queue is searched last.
     """
 
     near: bool = False
@@ -135,15 +135,15 @@ class State(Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: The message's id.
-        where: Where it is, in a word.
+        where: Its place, in a word.
         text: The same in a sentence.
-        until: When that changes by itself.
-        since: Since when it is there.
+        until: When its place changes by itself.
+        since: When it arrived there.
         attempts: Deliveries that it has had.
-        ended: True if it is delivered no more, unless it is put back.
+        ended: True if it is not delivered again unless it is put back.
         error: Why its last delivery failed, or why it died.
         behind: The id of the message of its group that it waits for.
-        ahead: How many due messages go first, where that is known.
+        ahead: How many due messages are before it, if known.
         member: The consumer that runs or holds it.
         message: The message, also a dead one, unless it has ended.
     """
@@ -166,8 +166,8 @@ class State(Struct, kw_only=True, omit_defaults=True):
 async def peek_messages(call: RouteCall[PeekQuery, None]) -> MessagePage:
     """The messages that are due first, those in flight included; none is taken.
 
-    With `key` the one that has the key. With the other fields those that hold them, of as many
-    messages as `look` says.
+    With `key`: the message that has the key. With the other fields: the messages that match them,
+    among as many as `look` says.
     """
     query, queue = call.query, await call.queue()
     if query.key is not None:
@@ -193,7 +193,7 @@ async def list_envelopes(call: RouteCall[EnvelopesQuery, None]) -> MessagePage:
 async def get_message(call: RouteCall[StateQuery, None]) -> State:
     """Where a message is, and why it does not run.
 
-    Its id or its receipt names it. Of one that has ended only a queue with a history tells.
+    Its id or its receipt names it. Only a queue with a history knows a message that has ended.
     """
     return await _state(call)
 
@@ -215,14 +215,14 @@ async def page_of(
     bodies: bool = True,
     dead: Literal["oldest", "newest"] | None = None,
 ) -> MessagePage:
-    """A page of the messages of a queue that are due first.
+    """A page of the messages of a queue, the first ones due first.
 
     Args:
         call: The call.
         queue: The queue.
-        query: Which messages.
-        bodies: False: without bodies.
-        dead: Its dead messages instead, the oldest or the newest ones first.
+        query: The filter and the place of the page.
+        bodies: False to leave bodies out.
+        dead: The order of dead messages, which are listed instead; None: live ones.
     """
     chosen = query.choice(call.site.clock.now_ms())
     after = Place.read(query.after) if query.after else None
@@ -261,10 +261,10 @@ async def page_of(
 
 
 async def has_died(call: RouteCall[Any, Any], queue: ServedQueue) -> bool:
-    """True if a queue has a queue of dead messages by now.
+    """True if a queue has a dead-letter queue by now.
 
     Raises:
-        AccessDenied: If that is another one than its own, and the caller may not do this there.
+        AccessDenied: If that is not its own one, and the caller may not do this there.
     """
     made = await queue.call(lambda opened: opened._home.register.dead_if_made())
     if made is not None:
@@ -282,7 +282,7 @@ async def _state(call: RouteCall[StateQuery, None]) -> State:
         state, row = found
         register = opened._home.register
         if row is not None and row.shard.queue != register.name:
-            # A dead one, which may be in the queue of others.
+            # A dead message; its dead-letter queue may be another queue.
             kept = register.dead_if_made()
             if (
                 kept is None
@@ -295,7 +295,7 @@ async def _state(call: RouteCall[StateQuery, None]) -> State:
             return state, None
         return state, StoredMessage(row, 0, register.signer)
 
-    # What is near is found at once; the whole queue is searched last.
+    # Near places are looked at first; the whole queue is searched last.
     for near in (True,) if call.query.near else (True, False):
         found = await queue.call(partial(look, near=near), is_long=not near)
         if found is not None:
@@ -306,7 +306,7 @@ async def _state(call: RouteCall[StateQuery, None]) -> State:
 
 
 def _looked_at(found: StoredMessage, call: RouteCall[Any, Any], *, bodies: bool = True) -> Message:
-    """A message as JSON has it, with who holds it."""
+    """A message as JSON has it, with its holder."""
     made, row = message_of(found), found._row
     if row.holder is not None and row.ready_ms > call.site.clock.now_ms():
         made.held_by = row.holder
@@ -316,7 +316,7 @@ def _looked_at(found: StoredMessage, call: RouteCall[Any, Any], *, bodies: bool 
 
 
 def fitting(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows that an answer has room for: one at least, if there are any."""
+    """The rows for which an answer has room: one at least, if there are any."""
     sizes = accumulate(row.size_bytes for row in rows)
     return rows[: max(sum(size <= _SHOWN_BYTES_MAX for size in sizes), min(len(rows), 1))]
 
@@ -335,17 +335,12 @@ def cut(body: bytes, bytes_max: int | None) -> bytes:
 
 def state_of(state: FoundState, message: Message | None) -> State:
     """A state as JSON has it."""
-    return State(
-        id=state.id,
+    return struct_of(
+        State,
+        state,
         where=state.where.value,
         text=f"{state}.",
-        until=time_or_none(state.until),
-        since=time_or_none(state.since),
-        attempts=state.attempts,
         ended=state.has_ended,
         error=state.error or state.reason,
-        behind=state.behind,
-        ahead=state.ahead,
-        member=state.member,
         message=message,
     )

@@ -53,7 +53,7 @@ class Answers(Struct):
     Attributes:
         asked: How many were named.
         done: For how many it was done.
-        answers: What it came to, by id or receipt: `done`, `running` or `not there`.
+        answers: Id or receipt -> `done`, `running` or `not there`.
     """
 
     asked: int
@@ -101,8 +101,8 @@ async def move_messages(call: RouteCall[None, MoveMany]) -> Answers:
 async def copy_message(call: RouteCall[None, Copy]) -> Put:
     """Put a new message with the body, the headers, the priority and the group of another.
 
-    That one may wait, run or be dead, and stays as it is. The copy has an id of its own, and no
-    key.
+    The other message may wait, run or be dead, and stays as it is. The copy has an id of its own,
+    and no key.
     """
     name, queue = call.place["message"], await call.queue()
     await call.site.check_depth(call.caller, queue)
@@ -132,7 +132,7 @@ async def copy_message(call: RouteCall[None, Copy]) -> Put:
 
 
 def _same(found: Message) -> Mapping[str, Any]:
-    """What a copy has of its message, as arguments of a put."""
+    """The parts that a copy shares with its message, as arguments of a put."""
     headers = found.headers
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
     priority = int(headers.get("shardq-priority", found.priority))
@@ -146,5 +146,5 @@ def _answers(ids: list[str], said: Mapping[str, Said]) -> Answers:
 
 
 def _about(queue: str, ids: list[str]) -> str:
-    """What the record of a command says that it was about."""
+    """The object of a command, for its record."""
     return f"{queue} {ids[0]}" if len(ids) == 1 else f"{queue} {len(ids)} messages"

@@ -49,7 +49,7 @@ class Move(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The time or the delay, as arguments."""
+        """The given time or delay, as arguments."""
         both = {"due": self.due, "delay": self.delay}
         return {name: value for name, value in both.items() if value is not UNSET}
 
@@ -68,9 +68,9 @@ def told(said: Said, name: str, *, is_cancel: bool = False) -> Told:
     """The answer to a command.
 
     Args:
-        said: What it came to.
+        said: The outcome of the command.
         name: The message's id or key.
-        is_cancel: True if it was a cancel, which one that runs is told.
+        is_cancel: True if it was a cancel: a running message is told to stop.
 
     Raises:
         Refused: If it was not done.
@@ -98,7 +98,7 @@ async def put_messages(call: RouteCall[None, NewMessages]) -> Put | list[Put]:
             raise Refused(
                 400, f"Idempotency-Key must be 1 to {_KEY_MAX} printable characters.", field="key"
             )
-        # Two callers may choose one name: each has its own.
+        # Two callers may choose one name, so each has names of its own.
         name = " ".join(filter(None, (_IDEMPOTENCY_KEY, call.caller.key_id, name)))
     if isinstance(call.body, NewMessage):
         made = await _put(call, queue, call.body, name)
@@ -135,7 +135,7 @@ async def cancel_message(call: RouteCall[None, None]) -> Told:
 
 
 def _item(message: NewMessage, name: str | None) -> dict[str, Any]:
-    """The arguments of a put; with an idempotency key it has a key and an id that follow from that.
+    """The arguments of a put; an idempotency key gives it a key and an id.
 
     Raises:
         Refused: If they cannot be used.

@@ -32,7 +32,7 @@ async def get_openapi(call: RouteCall[None, None]) -> Response:
 
 @cache
 def document(routes: tuple[Route, ...]) -> dict[str, Any]:
-    """The document of routes."""
+    """The OpenAPI document of routes."""
     kinds = [kind for kind in _kinds(routes) if kind is not None]
     shown, components = msgspec.json.schema_components([*kinds, Problem], ref_template=_REF)
     schemas = dict(zip(map(repr, kinds), shown, strict=False))
@@ -136,7 +136,7 @@ def _problem() -> dict[str, Any]:
 
 
 def _describe(components: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
-    """Take what a struct's docstring says of its fields into its schema."""
+    """Copy the texts of a struct's docstring into its schema."""
     schema = components.get(kind.__name__)
     if schema is None:
         return
@@ -151,7 +151,7 @@ def _describe(components: Mapping[str, Any], kind: type[msgspec.Struct]) -> None
 
 
 def attributes_of(kind: type[Any]) -> dict[str, str]:
-    """What a class's docstring says of each attribute."""
+    """Attribute -> its text in the docstring of a class."""
     _, _, listed = (inspect.cleandoc(kind.__doc__ or "")).partition("Attributes:\n")
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}

@@ -50,7 +50,7 @@ class Problem(Struct, omit_defaults=True, kw_only=True):
         type: The address of the text about this kind of problem.
         title: Its name.
         status: The HTTP status.
-        detail: What is wrong here, and what to do.
+        detail: The error, and how to fix it.
         field: The field of the body or the query that is wrong.
         id: The id of the message that has the key.
         maybe: True if the call may have been carried out; the same call again is safe.
@@ -71,7 +71,7 @@ class Refused(Exception):
     Attributes:
         status: The HTTP status.
         detail: Why.
-        field: The field that is wrong; None: none of them.
+        field: The field that is wrong; None: no field.
         headers: Headers of the answer.
     """
 
@@ -86,7 +86,7 @@ class Refused(Exception):
 
 
 def problem_of(error: ShardqError | Refused | TooMany) -> Problem:
-    """The problem that an error is.
+    """The problem of an error.
 
     Raises:
         ShardqError: If it is a failure of the server, and not of the call.
@@ -127,7 +127,7 @@ def headers_of(error: ShardqError | Refused | TooMany) -> Headers:
 
 
 def answer_of(problem: Problem, headers: Headers | None = None) -> Response:
-    """The answer that is a problem."""
+    """The answer whose body is a problem."""
     sent = [("content-type", MEDIA), *(headers or [])]
     if problem.status in {429, 503} and not any(name == "retry-after" for name, _ in sent):
         sent.append(("retry-after", _RETRY_AFTER_S))
@@ -135,7 +135,7 @@ def answer_of(problem: Problem, headers: Headers | None = None) -> Response:
 
 
 def explained() -> list[tuple[str, int, str]]:
-    """Each kind of error that a call may be answered with: its name, status and meaning."""
+    """Each kind of error that a call may get: its name, status and meaning."""
     kinds = [getattr(errors, name) for name in errors.__all__]
     refusals = [kind for kind in vars(access).values() if _is_refusal(kind)]
     made = [(kind, _status_of_kind(kind)) for kind in (*kinds, TooMany, *refusals)]

@@ -1,4 +1,4 @@
-"""Queues: listed, made, changed, dropped, and steered as a whole."""
+"""Queues: listed, made, changed, dropped, paused, purged and redriven."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardq.records.actions import What
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, json_of, route
 from shardq.server.api.shapes import MANY_MAX, Span
-from shardq.server.bulk import bulks_of
+from shardq.server.bulk import BulkJobs
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class QueuesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The queues to list.
 
     Attributes:
-        prefix: Only those whose names begin with it.
-        after: Only those whose names come after this one: `next` of the page before.
+        prefix: Only queues whose names begin with it.
+        after: Only queues whose names are after this one: `next` of the page before.
         limit: The most of a page.
     """
 
@@ -92,7 +92,7 @@ class Redrive(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         limit: The most; all unless given.
-        ids: Only those with these ids.
+        ids: Only messages with these ids.
     """
 
     limit: Annotated[int, Meta(ge=1)] | None = None
@@ -100,7 +100,7 @@ class Redrive(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Count(Struct):
-    """How many.
+    """A number.
 
     Attributes:
         count: The number.
@@ -147,7 +147,7 @@ async def put_queue(call: RouteCall[None, Any]) -> Response:
         call.what = What.ALTER if others else None
         if others:
             call.check(Level.MANAGE, name)
-        # Refuses others than it has.
+        # This refuses fixed settings other than its own.
         await call.site.served.queue(name, create=True, **fixed)
         if others:
             await queue.queue.alter(**others)
@@ -203,8 +203,8 @@ async def redrive_queue(call: RouteCall[None, Redrive]) -> Count:
         there = (await queue.queue.dead.depth()).total
         count = len(body.ids) if body.ids is not None else min(body.limit or there, there)
         await call.site.check_depth(call.caller, queue, count)
-    # Of two at once each might put back what the other has just read.
-    async with bulks_of(call.site).lock(queue.name):
+    # Without the lock, two calls at once might put back the same messages.
+    async with call.site.own(BulkJobs).lock(queue.name):
         if body.ids is None:
             return Count(await queue.queue.redrive(body.limit))
         wanted = frozenset(body.ids)
@@ -235,10 +235,10 @@ def _has(now: QueueSettings, given: Mapping[str, Any]) -> bool:
 
 
 def _check_dead(call: RouteCall[Any, Any], given: Mapping[str, Any]) -> None:
-    """Refuse another queue for the dead messages, if the caller may not put there.
+    """Refuse another dead-letter queue into which the caller may not put.
 
     Raises:
-        AccessDenied: If it may not.
+        AccessDenied: If the caller may not put there.
     """
     dead = given.get("dead", "off")
     if dead not in ("", "off", names.dead_queue(call.place["queue"])):

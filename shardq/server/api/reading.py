@@ -28,7 +28,7 @@ def prefix_and_parts(request: Request) -> tuple[str, list[str]]:
     Raises:
         Refused: If the path is not UTF-8.
     """
-    # A signature covers the path with its prefix: what the decoded path has too comes after that.
+    # A signature covers the path with its prefix. The decoded path is the part after the prefix.
     prefix, rest = "", request.raw_path.partition("?")[0]
     while rest and unquote(rest) != request.path:
         first, slash, more = rest[1:].partition("/")
@@ -41,10 +41,10 @@ def prefix_and_parts(request: Request) -> tuple[str, list[str]]:
 
 
 def query_of(request: Request, kind: type[Any] | None) -> Any:
-    """The query as a struct; None of a route that takes none.
+    """The query as a struct; None for a route that takes none.
 
     Raises:
-        Refused: If it is not what the route takes.
+        Refused: If it does not fit the route.
     """
     try:
         pairs = parse_qsl(
@@ -70,10 +70,10 @@ def query_of(request: Request, kind: type[Any] | None) -> Any:
 
 
 def body_of(request: Request, kind: Any) -> Any:
-    """The body as the type of a route; None of one that takes none.
+    """The body as the type of a route; None for a route that takes none.
 
     Raises:
-        Refused: If it is not what the route takes.
+        Refused: If it does not fit the route.
     """
     content = request.body
     if kind is None:
@@ -84,8 +84,7 @@ def body_of(request: Request, kind: Any) -> Any:
         raise Refused(415, "the body must be JSON, with the header Content-Type: application/json.")
     try:
         read = msgspec.json.decode(content or b"{}", type=kind)
-        # msgspec keeps the last of two fields of one name, and does not look into values as they
-        # are (`Raw`).
+        # msgspec keeps the last of two fields of one name, and does not check raw values (`Raw`).
         json.loads(content.decode() or "{}", object_pairs_hook=_once, parse_constant=_no_constant)
     except msgspec.ValidationError as error:
         raise _unfit(error, "body") from error

@@ -1,4 +1,4 @@
-"""The page of reference, made of the table of routes: plain HTML, nothing from elsewhere."""
+"""The reference page, made from the table of routes: plain HTML that loads nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _type(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """A text as HTML; what it has between backticks is code."""
+    """A text as HTML; text between backticks becomes code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{one}</code>" if at % 2 else one for at, one in enumerate(parts))
 

@@ -1,6 +1,6 @@
 """The queues that a caller may use, by the levels of its key and by its account.
 
-Over HTTP a queue has its name in shardq. The name of one that another account has made by SQS
+Over HTTP a queue has its name in shardq. A queue that another account made by SQS has a name that
 begins with `sqs.` and that account's id: no other account may use it.
 """
 
@@ -20,7 +20,7 @@ _OWNED = re.compile(r"sqs\.([0-9]{12})\.")
 
 
 def is_of(caller: Caller, queue: str, site: Site) -> bool:
-    """True if a queue is one of the caller's account; on an open server each is."""
+    """True if a queue belongs to the caller's account; on an open server each does."""
     found = _OWNED.match(queue)
     owner = site.options.account if found is None else found[1]
     return caller.via == "open" or caller.account == owner

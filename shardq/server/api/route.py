@@ -16,7 +16,7 @@ from shardq.server.web import Response
 from shardq.tracing import carrier
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shardq.aio.queue import Queue as Dead
     from shardq.model.grants import Level
@@ -36,19 +36,19 @@ QUEUE = "/v1/queues/{queue}"
 
 @dataclass(slots=True)
 class RouteCall(Generic[Q, B]):
-    """A call of a route, whose parts are read and checked.
+    """A call of a route, with its parts read and checked.
 
     Attributes:
         request: The request.
-        site: Where it is answered.
+        site: The site that answers it.
         route: The route that is called.
         routes: All routes of the API.
         caller: The caller.
         place: The parameters of the path.
-        query: Those of the query.
+        query: The parameters of the query.
         body: The body.
-        about: What the call is about, for its record; empty: the parameters of the path.
-        what: The command as which it is recorded; None: it changes nothing.
+        about: The object of the call, for its record; empty: the parameters of the path.
+        what: The command as which it is recorded; None: it is not recorded.
     """
 
     request: Request
@@ -88,18 +88,18 @@ class RouteCall(Generic[Q, B]):
         """The queue in which messages of the queue that the path names are dead.
 
         Raises:
-            AccessDenied: If it is another one than its own, and the caller may not do this there.
+            AccessDenied: If that is not its own one, and the caller may not do this there.
         """
         queue = await self.queue()
         self.check_dead(queue, await queue.call(lambda opened: opened.dead.name))
         return queue.queue.dead
 
     def check_dead(self, queue: ServedQueue, dead: str) -> None:
-        """Refuse a caller that may not do this where messages of a queue are dead.
+        """Refuse a caller that may not do this in the dead-letter queue of a queue.
 
         Args:
             queue: The queue.
-            dead: The name of that queue; of its own nobody is refused.
+            dead: The name of its dead-letter queue; its own one needs no other right.
 
         Raises:
             AccessDenied: If it may not.
@@ -110,7 +110,7 @@ class RouteCall(Generic[Q, B]):
     def traced(self, item: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a put, with the trace of its request unless the message has one."""
         traces = self.site.connection._home.traces
-        # A span that is current here is that of the application which this one is mounted into.
+        # A current span here belongs to the application into which this one is mounted.
         trace = (traces.current if traces else {}) or carrier.asked_in(self.request.headers)
         headers = item.get("headers", {})
         return {**item, "headers": carrier.carried(trace, headers)} if trace else item
@@ -121,7 +121,7 @@ class RouteCall(Generic[Q, B]):
         return level is not None and allows(self.caller, level, queue, self.site)
 
     async def queues(self, level: Level | None = None) -> list[str]:
-        """The queues, without those of dead messages, for which the caller has a level.
+        """The queues for which the caller has a level, without dead-letter queues.
 
         Args:
             level: The level; None for that of the route.
@@ -153,14 +153,14 @@ class Route:
         method: The HTTP method.
         path: The path, with parameters in braces.
         level: The level that a key needs for it; None: it needs no key.
-        handler: Carries a call out; returns a struct, or an `Response` as it is to be sent.
+        handler: Carries a call out; returns a struct, or a finished `Response`.
         query: The struct of the query; None: it takes none.
         body: The type of the body; None: it takes none.
-        answer: The type of the answer; None: it is no JSON, or there is none.
+        answer: The type of the answer; None: it is not JSON, or there is none.
         status: The status of an answer.
         also: Other statuses that an answer may have.
-        media: The type of an answer that is no JSON.
-        what: The command as which it is recorded; None: it changes nothing that is recorded.
+        media: The media type of an answer that is not JSON.
+        what: The command as which a call is recorded; None: calls are not recorded.
         is_admin: True if it is of the admin part of the API.
     """
 
@@ -179,12 +179,12 @@ class Route:
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """Its purpose, in a line."""
         return self._texts[0].strip().removesuffix(".")
 
     @property
     def description(self) -> str:
-        """More of it; empty where the line says all."""
+        """The text after that line; empty without one."""
         return " ".join(self._texts[2].split())
 
     @property
@@ -254,13 +254,34 @@ def route(
     return add
 
 
+def place_of(wanted: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
+    """The parameters of a path; None if it is not the wanted one.
+
+    Args:
+        wanted: The parts of the wanted path, with parameters in braces.
+        parts: As many parts, decoded.
+
+    >>> place_of(["queues", "{queue}"], ["queues", "mail"])
+    {'queue': 'mail'}
+    """
+    place: dict[str, str] = {}
+    for name, part in zip(wanted, parts, strict=True):
+        if name.startswith("{"):
+            if not part:
+                return None
+            place[name[1:-1]] = part
+        elif name != part:
+            return None
+    return place
+
+
 def json_of(made: Any, status: int = 200) -> Response:
-    """The answer that is a struct."""
+    """The answer whose body is a struct."""
     return Response(status, json_bytes(made), [("content-type", "application/json")])
 
 
 def json_bytes(made: Any) -> bytes:
-    """A struct as JSON; half of a surrogate pair, which a header may hold, as its escape."""
+    """A struct as JSON. Half of a surrogate pair, which a header may hold, becomes its escape."""
     try:
         return msgspec.json.encode(made)
     except UnicodeEncodeError:

@@ -25,8 +25,8 @@ from shardq.server.api.shapes import (
     Time,
     Wait,
     put_of,
+    struct_of,
     text_or_bytes,
-    time_or_none,
     within_s,
 )
 
@@ -45,7 +45,7 @@ _SCHEDULE = _SCHEDULES + "/{schedule}"
 
 
 class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
-    """What to change of a schedule; a field that is not given stays.
+    """The changes of a schedule; a field that is not given stays.
 
     Attributes:
         every: An interval.
@@ -54,18 +54,18 @@ class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
         start: It fires no sooner.
         end: It fires no later.
         count: How often it fires.
-        missed: What becomes of fire times at which nobody was there.
-        window: Of those missed, only the ones at most so long ago.
-        overlap: What to do while the run before is not done.
-        twice: At which of them a local time fires that comes twice.
-        gap: What becomes of a local time that does not exist.
+        missed: The policy for fire times that passed without a consumer.
+        window: Only missed fire times at most so long ago count.
+        overlap: The policy while the run before is not done.
+        twice: The policy for a local time that occurs twice.
+        gap: The policy for a local time that does not exist.
         jitter: Each firing is up to so long late.
         spread: All firings are up to so long late.
         headers: Headers of each message.
         priority: 0 is first.
         group: Messages of one group are delivered one at a time.
         key: The key of each message.
-        on_conflict: What to do where a message has the key.
+        on_conflict: The policy if a message has the key.
         unique_for: How long the key is held after a message's end.
     """
 
@@ -107,30 +107,30 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
         name: Its name.
         queue: The queue that it puts into.
         trigger: When it fires, in words.
-        tz: The zone whose wall clock decides.
+        tz: The time zone of its wall clock.
         state: `waiting` or `paused`.
         next: Its next fire time.
         previous: The last fire time for which it has put a message.
         fired: For how many fire times it has put messages.
-        skipped: For how many it has not, by its policies.
+        skipped: For how many its policies put none.
         count: How often it fires.
-        body: What it puts, where that is text.
-        body_base64: What it puts in base64, where it is not.
+        body: The body of each message, if it is text.
+        body_base64: The body in base64, if it is not text.
         headers: Headers of each message.
         priority: 0 is first.
         group: The group of each message.
         key: The key of each message.
-        on_conflict: With a key: what it does where a message has it.
+        on_conflict: With a key: the policy if a message has the key.
         unique_for: With a key: how long it is held after a message's end.
-        missed: What becomes of fire times at which nobody was there.
-        overlap: What it does while the run before is not done.
-        window: Of fire times missed, only the ones at most so long ago count.
-        twice: At which of them a local time fires that comes twice, where that was chosen.
-        gap: What becomes of a local time that does not exist.
+        missed: The policy for fire times that passed without a consumer.
+        overlap: The policy while the run before is not done.
+        window: Only missed fire times at most so long ago count.
+        twice: The policy for a local time that occurs twice, if chosen.
+        gap: The policy for a local time that does not exist.
         jitter: Each firing is up to so long late.
         spread: All firings are up to so long late.
         late_ms: How long ago its next message should have been due.
-        revision: The revision of the code that declares it; absent of one made at run time.
+        revision: The revision of the code that declares it; absent if it was made at run time.
         changed: True if it was changed at run time since.
         error: Why its trigger failed last.
     """
@@ -170,8 +170,8 @@ class SchedulesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The schedules to list.
 
     Attributes:
-        prefix: Only those whose names begin with it.
-        after: Only those whose names come after this one: `next` of the page before.
+        prefix: Only schedules whose names begin with it.
+        after: Only schedules whose names are after this one: `next` of the page before.
         limit: The most of a page.
     """
 
@@ -184,7 +184,7 @@ class Schedules(Struct, omit_defaults=True):
     """A page of schedules.
 
     Attributes:
-        schedules: They, by name.
+        schedules: The schedules, by name.
         next: The `after` of the next page, if there is one.
     """
 
@@ -196,14 +196,14 @@ class AllSchedulesQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The schedules of all queues to list.
 
     Attributes:
-        queue: Only those of this queue.
-        text: Only those with it in their names.
-        state: Only those in this state; `failing` are those whose trigger fails, `overdue` those
-            that should have fired more than a minute ago.
+        queue: Only schedules of this queue.
+        text: Only schedules with this text in their names.
+        state: Only schedules in this state. The trigger of a `failing` one fails; an `overdue` one
+            should have fired more than a minute ago.
         order: By queue and name, or the next to fire first.
-        after: Only those after this place: `next` of the page before.
+        after: Only schedules after this place: `next` of the page before.
         limit: The most of a page.
-        within: How long to read, to 60 s; queues that are not read by then are `unread`.
+        within: How long to read, at most 60 s; queues not read by then are `unread`.
     """
 
     queue: str | None = None
@@ -219,11 +219,11 @@ class AllSchedules(Struct, kw_only=True, omit_defaults=True):
     """A page of the schedules of all queues.
 
     Attributes:
-        schedules: They, without their bodies.
+        schedules: The schedules, without their bodies.
         total: How many there are on all pages.
         next: The `after` of the next page, if there is one.
         unread: The queues that were not read in time: ask again.
-        damaged: What cannot be read, a sentence each.
+        damaged: A sentence for each schedule or queue that cannot be read.
     """
 
     schedules: list[Schedule]
@@ -249,8 +249,8 @@ class Firing(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         time: The fire time, or when it was run by hand.
         id: The id of its message.
-        entered: When that was put; absent if nothing is recorded of it.
-        fate: What became of it; absent while it has not ended.
+        entered: When the message was put; absent without a record of it.
+        fate: The fate of the message; absent while it has not ended.
         ended: When it ended.
         attempt: Deliveries until then.
         member: The process that recorded the end.
@@ -269,7 +269,7 @@ class Firings(Struct):
     """Firings in the past.
 
     Attributes:
-        firings: They, the last one first.
+        firings: The firings, the last one first.
     """
 
     firings: list[Firing]
@@ -279,8 +279,8 @@ class BackfillSpan(Struct, kw_only=True, forbid_unknown_fields=True):
     """The fire times to fill in.
 
     Attributes:
-        after: From when on. A day, or a time without an offset, is one of the schedule's zone.
-        until: Up to when; that itself is not in.
+        after: The first time. A day, or a time without an offset, is in the schedule's time zone.
+        until: The end, which is not included.
     """
 
     after: str
@@ -292,7 +292,7 @@ class PreviewQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         count: How many.
-        after: From when on; now unless given.
+        after: The time after which to look; now unless given.
     """
 
     count: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
@@ -305,7 +305,7 @@ class FireTime(Struct, omit_defaults=True):
     Attributes:
         time: The fire time, in the schedule's zone.
         due: When its message will be due.
-        why: What is unusual about it.
+        why: An unusual circumstance, such as a change of the clocks.
     """
 
     time: Time
@@ -317,7 +317,7 @@ class Preview(Struct):
     """Fire times ahead.
 
     Attributes:
-        times: They, in order.
+        times: The fire times, in order.
     """
 
     times: list[FireTime]
@@ -361,7 +361,7 @@ def _readable(queue: SyncQueue) -> tuple[list[FoundSchedule], list[str]]:
 
 
 def _place(one: FoundSchedule, order: str) -> str:
-    """Its place in a list, as text that sorts likewise."""
+    """The place of a schedule in a list, as text that sorts likewise."""
     place = f"{one.queue} {one.name}"
     if order == "name":
         return place
@@ -395,9 +395,9 @@ async def get_schedule(call: RouteCall[None, None]) -> Schedule:
 
 @route("PUT", _SCHEDULE, Level.SCHEDULE, what=What.SCHEDULE_ADD)
 async def put_schedule(call: RouteCall[None, NewSchedule]) -> Schedule:
-    """Make a schedule; the very same one that exists already is left as it is.
+    """Make a schedule; an equal one that exists already stays as it is.
 
-    Another one of that name is a conflict: change it by PATCH.
+    A different schedule of that name is a conflict: change it by PATCH.
     """
     name, body, queue = call.place["schedule"], call.body, await call.queue()
     content, given = body.needed, body.options
@@ -419,7 +419,7 @@ async def put_schedule(call: RouteCall[None, NewSchedule]) -> Schedule:
 
 @route("PATCH", _SCHEDULE, Level.SCHEDULE, what=What.SCHEDULE_CHANGE)
 async def change_schedule(call: RouteCall[None, ScheduleChange]) -> Schedule:
-    """Change a schedule; nothing fires any more as it was before."""
+    """Change a schedule; from then on it fires only by its new settings."""
     content, given = call.body.content, call.body.options
     if content is None and not given:
         raise Refused(400, "give something to change.")
@@ -445,7 +445,7 @@ async def preview_schedule(call: RouteCall[PreviewQuery, None]) -> Preview:
 
 @route("POST", _SCHEDULE + "/pause", Level.SCHEDULE, what=What.SCHEDULE_PAUSE)
 async def pause_schedule(call: RouteCall[None, None]) -> Schedule:
-    """Let a schedule not fire until it is resumed."""
+    """Pause a schedule until it is resumed."""
     return await _done(call, lambda one: one.pause())
 
 
@@ -465,9 +465,9 @@ async def run_schedule(call: RouteCall[None, None]) -> Put:
 
 @route("GET", _SCHEDULE + "/firings", Level.SCHEDULE)
 async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
-    """What became of the last firings of a schedule, of a queue with the setting `history`.
+    """The last firings of a schedule and their fates, in a queue with the setting `history`.
 
-    Those of which nothing is recorded have a time alone: nothing was put, or its record is gone.
+    A firing without a record has only its time: it put nothing, or its record is gone.
     """
     name, queue, limit = call.place["schedule"], await call.queue(), call.query.limit
 
@@ -514,11 +514,10 @@ async def _backfilled(call: RouteCall[Any, Any], given: BackfillSpan, *, dry_run
 
 
 def _firing_of(name: str, one: PastFiring) -> Firing:
-    made = Firing(time=iso(one.time_ms), id=id_of(name, one.time_ms))
-    if (record := one.record) is not None:
-        made.entered, made.ended = iso(record.entered), time_or_none(record.ended)
-        made.fate, made.attempt, made.member = record.fate, record.attempt, record.member
-    return made
+    time, message_id = iso(one.time_ms), id_of(name, one.time_ms)
+    if one.record is None:
+        return Firing(time=time, id=message_id)
+    return struct_of(Firing, one.record, time=time, id=message_id)
 
 
 async def _done(
@@ -545,34 +544,17 @@ def schedule_of(found: FoundSchedule, now_ms: int, *, has_body: bool = True) -> 
     text, content = text_or_bytes(found.body) if has_body else (None, None)
     said = found.policies.said()
     unique_for, has_key = found.unique_for, found.key is not None
-    return Schedule(
-        name=found.name,
-        queue=found.queue,
+    return struct_of(
+        Schedule,
+        found,
+        found.policies,
         trigger=str(found.trigger),
         tz=found.trigger.zone,
-        state=found.state,
-        next=time_or_none(found.next),
-        previous=time_or_none(found.previous),
-        fired=found.fired,
-        skipped=found.skipped,
-        count=found.count,
         body=text,
         body_base64=content,
         headers=dict(found.headers),
-        priority=found.priority,
-        group=found.group,
-        key=found.key,
         on_conflict=found.on_conflict if has_key else None,
         unique_for=None if unique_for is None else duration_text(duration_ms(unique_for)),
-        missed=found.policies.missed,
-        overlap=found.policies.overlap,
-        window=said.get("window"),
-        twice=found.policies.twice,
-        gap=found.policies.gap,
-        jitter=said.get("jitter"),
-        spread=said.get("spread"),
         late_ms=late_ms(found, now_ms),
-        revision=found.revision,
-        changed=found.changed,
-        error=found.error,
+        **{name: said.get(name) for name in ("window", "jitter", "spread")},
     )

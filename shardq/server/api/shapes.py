@@ -1,8 +1,9 @@
-"""Messages as JSON, and what a put takes; other answers are beside the calls that give them."""
+"""Messages as JSON, and the input of a put; other structs are beside their handlers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.structs import asdict
@@ -14,9 +15,9 @@ from shardq.model.times import duration_ms, iso
 from shardq.server.api.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from shardq.model.message import Message as StoredMessage
+
+S = TypeVar("S", bound=Struct)
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 """A time, ISO 8601 with a zone."""
@@ -100,9 +101,9 @@ class KeyedMessage(NewBody, kw_only=True, forbid_unknown_fields=True):
         group: Messages of one group are delivered one at a time, in order.
         headers: Names and texts that travel with the body.
         id: Its id; made up unless given.
-        expires: How long after its due it is of use: a later one is not delivered.
-        on_conflict: What to do where a message has the key.
-        max_wait: Of a debounce: how long it may be put off.
+        expires: How long after its due it may still be delivered.
+        on_conflict: The policy if a message has the key.
+        max_wait: The longest that a debounce may postpone it.
         unique_for: How long the key is held after the message's end.
     """
 
@@ -142,21 +143,21 @@ class Message(Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: Its id, kept through retries and moves.
-        receipt: Settles this delivery; of one that was put or looked at, cancels it.
-        body: The body, where it is text.
-        body_base64: The body in base64, where it is not.
+        receipt: Settles this delivery; for a message that was not received, cancels it.
+        body: The body, if it is text.
+        body_base64: The body in base64, if it is not text.
         due: When it was due.
         first_due: When it was first to be due.
-        attempt: The number of this delivery; of one that was not received, of its last.
+        attempt: The number of this delivery, or of the last one if it was not received.
         priority: 0 is first.
         group: Its group.
         key: Its key.
         headers: Its headers.
         error: Why its last attempt failed, or why it died.
         error_at: When that was.
-        body_bytes: The bytes of the whole body, where this is only its beginning.
-        place: Of one in a list: the `after` of those behind it.
-        held_by: Of one that was looked at: who has received it, and has not settled it yet.
+        body_bytes: The size of the whole body, if `body` is only its beginning.
+        place: In a list: the `after` of the messages behind it.
+        held_by: The consumer that received it and has not settled it yet.
     """
 
     id: str
@@ -181,7 +182,7 @@ class Messages(Struct):
     """Messages.
 
     Attributes:
-        messages: They, first due first.
+        messages: The messages, the first one due first.
     """
 
     messages: list[Message]
@@ -191,7 +192,7 @@ class MessagePage(Struct, kw_only=True, omit_defaults=True):
     """A page of messages.
 
     Attributes:
-        messages: They, in order.
+        messages: The messages, in order.
         next: The `after` of the next page, if there is one.
         looked: How many messages were looked at for the page.
     """
@@ -205,8 +206,8 @@ class Put(Struct, omit_defaults=True, kw_only=True):
     """A message that was put, or why it was not.
 
     Attributes:
-        id: Its id; with a key that was taken, of the message that has it.
-        receipt: It cancels the message.
+        id: Its id; if its key was taken, the id of the message that has the key.
+        receipt: A receipt that cancels the message.
         due: When it is due.
         problem: Why it was not put.
     """
@@ -230,7 +231,7 @@ def within_s(given: Wait) -> float:
 
 
 def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:
-    r"""A body as text, or as bytes where it is none.
+    r"""A body as text, or as bytes if it is no text.
 
     >>> text_or_bytes(b"ada"), text_or_bytes(b"\xff")
     (('ada', None), (None, b'\xff'))
@@ -242,8 +243,23 @@ def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:
 
 
 def time_or_none(moment: datetime | None) -> str | None:
-    """A time as text; None of None."""
+    """A time as text; None for None."""
     return None if moment is None else iso(moment)
+
+
+def struct_of(kind: type[S], *found: object, **own: Any) -> S:
+    """A struct whose fields are attributes of objects, under the same names; times as text.
+
+    Args:
+        kind: The type of the struct.
+        found: The objects. The first one that has an attribute gives it.
+        own: The fields that are no such attributes.
+    """
+    for name in kind.__struct_fields__:
+        if name not in own:
+            value = next(getattr(one, name) for one in found if hasattr(one, name))
+            own[name] = iso(value) if isinstance(value, datetime) else value
+    return kind(**own)
 
 
 def message_of(message: StoredMessage) -> Message:

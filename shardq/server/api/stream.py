@@ -37,16 +37,16 @@ MEDIA = "text/event-stream"
 _HEARTBEAT = b": heartbeat\n\n"
 _HEARTBEAT_MS = 15_000
 _ELSEWHERE_S = 1.0
-"""How often receipts are read where the window is full: other processes may have settled them."""
+"""How often receipts are read while the window is full: other processes may have settled them."""
 
 
 class StreamQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The messages to stream.
 
     Attributes:
-        window: How many may be unsettled at once.
-        visibility: How long each is the client's. What is not settled by then is delivered again.
-        per_group: The most of one group.
+        window: How many messages may be unsettled at once.
+        visibility: How long each belongs to the client. One not settled by then is delivered again.
+        per_group: The most messages of one group.
     """
 
     window: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 10
@@ -58,10 +58,10 @@ class Stream:
     """The messages of one client.
 
     Args:
-        site: Where it is answered.
+        site: The site that answers it.
         queue: The queue.
-        wanted: What the client asks for.
-        caller: The client, as it was let in.
+        wanted: The query of the client.
+        caller: The client, as it was admitted.
     """
 
     def __init__(self, site: Site, queue: ServedQueue, wanted: StreamQuery, caller: Caller) -> None:
@@ -87,14 +87,14 @@ class Stream:
                 for event in await self._receive(room):
                     yield event
         except (ShardqError, TooMany) as error:
-            # The status is sent already: the client asks anew, and the answer to that says why.
+            # The status is sent already. The answer to the client's next request names the error.
             log.info("a stream of queue %s has ended: %s", self._queue.name, error)
         finally:
             self._queue.on_settled.discard(self._on_settled)
             await self._release()
 
     async def _release(self) -> None:
-        """Release what is unsettled; what the store does not take is delivered again later."""
+        """Release unsettled messages; those that the store does not release are delivered later."""
         if self._unsettled:
             try:
                 await release(self._queue, list(self._unsettled))
@@ -102,7 +102,7 @@ class Stream:
                 log.info("deliveries of queue %s are not released: %s", self._queue.name, error)
 
     async def _receive(self, room: int) -> list[bytes]:
-        """The next messages as events; a comment where there are none."""
+        """The next messages as events; a comment if there are none."""
         wanted = self._wanted
         taking = self._queue.queue.receive(
             room, wanted.visibility, duration_text(_HEARTBEAT_MS), per_group=wanted.per_group
@@ -121,7 +121,7 @@ class Stream:
         return events
 
     async def _is_told_of_room(self) -> bool:
-        """Wait until a delivery was settled here; after a second, look for those of elsewhere."""
+        """Wait until a delivery is settled here; after a second, read ones settled elsewhere."""
         self._has_room.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ELSEWHERE_S):
@@ -146,9 +146,9 @@ class Stream:
 async def stream_messages(call: RouteCall[StreamQuery, None]) -> Response:
     """A stream of messages as server-sent events, each with its receipt.
 
-    At most `window` are unsettled. A comment comes every 15 seconds where there is no message. The
-    stream ends when the server stops, its key is revoked, the queue is dropped, or the store fails.
-    What is unsettled then is released, and costs no attempt.
+    At most `window` messages are unsettled. Without messages there is a comment every 15 seconds.
+    The stream ends when the server stops, its key is revoked, the queue is dropped, or the store
+    fails. Unsettled messages are released then, which costs no attempt.
     """
     duration_ms(call.query.visibility, name="visibility")
     queue = await call.queue()

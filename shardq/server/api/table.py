@@ -24,10 +24,10 @@ from shardq.server.api import (
     tasks,
     watching,
 )
-from shardq.server.api.route import routes
+from shardq.server.api.route import place_of, routes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.server.api.route import Route
 
@@ -43,20 +43,17 @@ ROUTES: tuple[Route, ...] = tuple(
 """All routes: room by room, as their documentation lists them."""
 
 
-def found(parts: Sequence[str]) -> dict[str, Route]:
-    """The routes of a path by their methods; none where there is no such path.
+def found(parts: Sequence[str]) -> dict[str, tuple[Route, Mapping[str, str]]]:
+    """The routes of a path and its parameters, by method; empty if there is no such path.
 
     Args:
         parts: The parts of the path, decoded.
     """
-    return {route.method: route for route in _BY_LENGTH.get(len(parts), ()) if _fits(route, parts)}
-
-
-def _fits(route: Route, parts: Sequence[str]) -> bool:
-    return all(
-        bool(part) if wanted.startswith("{") else part == wanted
-        for wanted, part in zip(route.parts, parts, strict=True)
-    )
+    return {
+        route.method: (route, place)
+        for route in _BY_LENGTH.get(len(parts), ())
+        if (place := place_of(route.parts, parts)) is not None
+    }
 
 
 _BY_LENGTH: dict[int, list[Route]] = {}

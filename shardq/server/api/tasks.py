@@ -1,4 +1,4 @@
-"""Tasks: put by name with JSON arguments, and what their jobs come to."""
+"""Tasks, put by name with JSON arguments, and the states and results of their jobs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
         priority: 0 is first.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has.
-        on_conflict: What to do where a job has the key.
-        max_wait: Of a debounce: how long it may be put off.
+        on_conflict: The policy if a job has the key.
+        max_wait: The longest that a debounce may postpone it.
         unique_for: How long the key is held after the job's end.
         headers: Names and texts that travel with it.
         id: Its id; made up unless given.
         attempts: How often it may run; as its task says, unless given.
         timeout: How long one run may take; likewise.
-        expires: How long after its due it is still of use; likewise.
+        expires: How long after its due it may still run; likewise.
         keep: How long its result is kept; likewise.
     """
 
@@ -83,7 +83,7 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
         return {"body": msgspec.json.encode(self.args), "headers": headers, **given}
 
     def _policy(self) -> dict[str, int]:
-        """The options that it has otherwise than its task, as its header has them."""
+        """The options that differ from the task's, as the job's header has them."""
         made = {} if self.attempts is UNSET else {"attempts": self.attempts}
         spans = {"timeout": self.timeout, "expires": self.expires, "keep": self.keep}
         for name, span in spans.items():
@@ -112,10 +112,10 @@ class Job(Struct, kw_only=True, omit_defaults=True):
         state: `waiting`, `running`, `retrying`, `done`, `failed`, `cancelled`, `expired` or
             `unknown`.
         attempt: The number of its last attempt.
-        result: What it returned, where it is done and its result is kept.
+        result: Its result, if it is done and the result is kept.
         error: Why its last attempt failed.
-        progress: How far it is, from 0 to 1.
-        note: What it says of that.
+        progress: Its progress, from 0 to 1.
+        note: Its own note on its progress.
     """
 
     id: str

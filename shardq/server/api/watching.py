@@ -12,12 +12,11 @@ from shardq.model.times import iso
 from shardq.observer import Observer
 from shardq.server.answers import Of
 from shardq.server.api.route import QUEUE, RouteCall, route
-from shardq.server.api.shapes import Span, Time, time_or_none
+from shardq.server.api.shapes import Span, Time, struct_of
 
 if TYPE_CHECKING:
-    from shardq.observer import Quantiles, QueueView
+    from shardq.observer import QueueView
     from shardq.queue import Queue as SyncQueue
-    from shardq.records.ledger import FailedAttempt
     from shardq.records.ledger import Record as HistoryRecord
 
 _RECORDS_MAX = 10_000
@@ -123,10 +122,10 @@ class HistoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """The records of the history to return.
 
     Attributes:
-        message: Only of the message with this id, or this key.
-        since: From when on, or how long ago.
-        until: Up to when, or how long ago.
-        limit: The most to return.
+        message: Only records of the message with this id or key.
+        since: The first time, or how long ago.
+        until: The last time, or how long ago.
+        limit: The most records to return.
     """
 
     message: str | None = None
@@ -140,8 +139,8 @@ class Failed(Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         attempt: Its number, from 1.
-        began: When its handler was called; absent if that is not known, as of a delivery that was
-            settled by its receipt.
+        began: When its handler was called; absent if unknown, as for a delivery that was settled
+            by its receipt.
         ended: When it failed.
         run_ms: How long it ran; absent likewise.
         error: Why.
@@ -155,7 +154,7 @@ class Failed(Struct, kw_only=True, omit_defaults=True):
 
 
 class Record(Struct, kw_only=True, omit_defaults=True):
-    """What became of a message.
+    """The record of a message in the history.
 
     Attributes:
         id: Its id.
@@ -184,7 +183,7 @@ class History(Struct):
     """Records of the history.
 
     Attributes:
-        records: They, by minute of entry.
+        records: The records, by minute of entry.
         more: True if there are more than the limit.
     """
 
@@ -194,7 +193,7 @@ class History(Struct):
 
 @route("GET", QUEUE + "/statistics", Level.GET)
 async def get_statistics(call: RouteCall[None, None]) -> Statistics:
-    """Counts, rates and lateness of a queue, as they were a second ago at most."""
+    """Counts, rates and lateness of a queue, at most a second old."""
     queue, site = await call.queue(), call.site
 
     async def look() -> Statistics:
@@ -215,9 +214,9 @@ async def get_forecast(call: RouteCall[ForecastQuery, None]) -> Forecast:
 
 @route("GET", QUEUE + "/history", Level.GET)
 async def get_history(call: RouteCall[HistoryQuery, None]) -> History:
-    """What became of a message, or of all that entered in a span.
+    """The fate of a message, or of all messages that entered in a span.
 
-    Of a queue with the setting `history`.
+    The queue needs the setting `history`.
     """
     query, queue = call.query, await call.queue()
 
@@ -231,56 +230,18 @@ async def get_history(call: RouteCall[HistoryQuery, None]) -> History:
 
 
 def _statistics_of(view: QueueView) -> Statistics:
-    totals = view.totals
-    return Statistics(
+    return struct_of(
+        Statistics,
+        view,
+        view.depth,
+        view.totals,
         queue=view.name,
         at=iso(view.at_ms),
         paused=view.settings.paused,
-        ready=view.depth.ready,
-        waiting=view.depth.waiting,
-        in_flight=view.depth.in_flight,
-        dead=view.dead,
-        put=totals.put,
-        delivered=totals.delivered,
-        acked=totals.acked,
-        retried=totals.retried,
-        snoozed=totals.snoozed,
-        buried=totals.buried,
-        cancelled=totals.cancelled,
-        purged=totals.purged,
-        put_rate=view.put_rate,
-        delivered_rate=view.delivered_rate,
-        rate_s=view.rate_s,
-        lag_ms=view.lag_ms,
-        late=_lateness_of(view.late_ms),
+        late=None if view.late_ms is None else Lateness(*view.late_ms),
         consumers=len(view.members),
-        busy=view.busy,
     )
-
-
-def _lateness_of(late_ms: Quantiles) -> Lateness | None:
-    return None if late_ms is None else Lateness(*late_ms)
 
 
 def _record_of(record: HistoryRecord) -> Record:
-    return Record(
-        id=record.id,
-        entered=iso(record.entered),
-        due=time_or_none(record.due),
-        fate=record.fate,
-        ended=time_or_none(record.ended),
-        attempt=record.attempt,
-        member=record.member,
-        task=record.task,
-        failed=[_failed_of(one) for one in record.failed],
-    )
-
-
-def _failed_of(one: FailedAttempt) -> Failed:
-    return Failed(
-        attempt=one.attempt,
-        began=time_or_none(one.began),
-        ended=iso(one.ended),
-        run_ms=one.run_ms,
-        error=one.error,
-    )
+    return struct_of(Record, record, failed=[struct_of(Failed, one) for one in record.failed])

@@ -1,4 +1,4 @@
-"""What people do on pages: each button is a form, and each form a call of `/v1`.
+"""The actions of people on pages: each button is a form, and each form a call of `/v1`.
 
 ```
  form: act, back, token, fields ─► token, page, level ─► call of /v1, recorded ─► back, with its outcome
@@ -17,7 +17,7 @@ from shardq.server.pages import deeds
 from shardq.server.pages.dead import export_chosen
 from shardq.server.pages.forms import Form
 from shardq.server.pages.leading import cleared, done
-from shardq.server.pages.looks import looks_of
+from shardq.server.pages.looks import Looks
 from shardq.server.pages.page import NotShown
 from shardq.server.web import Response
 
@@ -38,9 +38,9 @@ class Act:
     Attributes:
         method: The method of its call.
         path: The path of its call below `/v1`; names in braces are fields of the form.
-        said: What the page says once it is done; names in braces are fields of the form, or of the
-            call's answer. Or what makes that of both.
-        body: Makes the call's body of the form; None: it has none.
+        said: The text of the page afterwards, with fields of the form or of the call's answer in
+            braces; or a function that makes the text from both.
+        body: Makes the call's body from the form; None: it has none.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Act:
 
 
 def _some(*names: str) -> Callable[[Form], Any]:
-    """A body of those fields of the form that are filled in."""
+    """A body with those fields of the form that are filled in."""
     return lambda form: {name: form[name] for name in names if form.get(name)}
 
 
@@ -114,7 +114,7 @@ async def act(page: Page) -> Response:
     """Carry an action out, and lead back to the page that it was given on.
 
     Raises:
-        NotShown: If the form was not made here for this person, or the call is refused.
+        NotShown: If the form is not one of this server for this person.
     """
     request = page.request
     fields = parse_qs(
@@ -145,8 +145,8 @@ async def act(page: Page) -> Response:
         if error.status in {401, 403}:
             log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
         return done(page, back, f"Not done: {error.detail}")
-    # The page that is led back to shows what has changed.
-    looks_of(page.site).change()
+    # The next page shows the change.
+    page.site.own(Looks).change()
     told = answer if isinstance(answer, dict) else {}
     said = wanted.said
     text = said.format_map({**told, **form}) if isinstance(said, str) else said(told, form)
@@ -154,7 +154,7 @@ async def act(page: Page) -> Response:
 
 
 def said_of(cookie: str) -> str | None:
-    """What the last action has come to, of a cookie; None without one."""
+    """The outcome of the last action, from a cookie; None without one."""
     return unquote(cookie) or None
 
 
@@ -162,7 +162,7 @@ def _check_origin(page: Page) -> None:
     """Refuse a form of another site's page.
 
     Raises:
-        NotShown: If it is one.
+        NotShown: If it is such a form.
     """
     headers, host = page.request.headers, page.request.host
     origin = headers.get("origin")
@@ -172,7 +172,7 @@ def _check_origin(page: Page) -> None:
 
 
 def _refuse(page: Page, name: str, why: str) -> None:
-    """Refuse an action, and log who has tried.
+    """Refuse an action, and log its caller.
 
     Raises:
         NotShown: Always.

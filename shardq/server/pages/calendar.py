@@ -1,4 +1,4 @@
-"""What is to come: the load ahead as a heat map, hot minutes, and what each queue has of it."""
+"""The load ahead as a heat map, with hot minutes and the share of each queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardq.server.pages.page import Page
 
 SPANS = {"1d": ("The next day, by minute", By.MINUTE), "90d": ("90 days, by day", By.DAY)}
-"""How far a page looks -> what it is called, and what a cell is."""
+"""The span of a page -> its title, and the length of a cell."""
 WITHIN = "300ms"
 """How long a page waits for queues that are not counted yet."""
 _FULLEST_MAX = 10
@@ -30,11 +30,11 @@ _HOT_MAX = 25
 
 
 class Full(NamedTuple):
-    """A cell with much in it.
+    """One of the fullest cells.
 
     Attributes:
-        text: When it is, and what is due in it.
-        start: When it begins, epoch milliseconds.
+        text: Its start and its load, in words.
+        start: Its start, epoch milliseconds.
         rows: Messages.
         firings: Firings of schedules.
     """
@@ -51,7 +51,7 @@ class Drawn(NamedTuple):
     Attributes:
         found: The answer of `/v1`.
         picture: The heat map.
-        rows: (label, messages and firings) of each row of the map: for who sees no picture.
+        rows: Label, and sum of messages and firings, of each row of the map: the text of the map.
         fullest: The fullest cells, the fullest first.
     """
 

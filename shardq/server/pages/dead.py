@@ -1,4 +1,4 @@
-"""The dead messages of a queue, or of all: why they died, and what is done with them."""
+"""The dead messages of a queue, or of all: why they died, and bulk actions on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSAID_OF_BULK: dict[str, Any] = {
     "error": "",
     "more": False,
 }
-"""What `/v1` leaves out of a bulk action."""
+"""The defaults that `/v1` leaves out of a bulk action."""
 _LINES = "application/x-ndjson"
 
 
@@ -60,7 +60,7 @@ async def export(page: Page) -> Response:
 
 
 async def export_chosen(page: Page, chosen: Sequence[str]) -> Response:
-    """The dead messages that are chosen, each as `QUEUE/ID`, as a file."""
+    """The chosen dead messages, each given as `QUEUE/ID`, as a file."""
     pairs = [(queue, name) for queue, _, name in (one.partition("/") for one in chosen)]
     _check_reads(page, [queue for queue, _ in pairs])
     lines = []
@@ -72,10 +72,10 @@ async def export_chosen(page: Page, chosen: Sequence[str]) -> Response:
 
 
 def _check_reads(page: Page, queues: Sequence[str]) -> None:
-    """Refuse a file with bodies to somebody who may not read them.
+    """Refuse a file with bodies to a person who may not read them.
 
     Raises:
-        NotShown: If one of the queues is not theirs to read.
+        NotShown: If the person may not read one of the queues.
     """
     for one in queues:
         if not page.allows("r", one):

@@ -1,4 +1,4 @@
-"""What forms about messages send to `/v1`, and what the page says of the answers."""
+"""The bodies that forms about messages send to `/v1`, and the texts about the answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardq.server.pages.forms import Form
 
 FILTERS = ("queue", "task", "error", "body", "text", "since", "until")
-"""The filters of dead messages, which forms carry along."""
+"""The filters of dead messages, which forms pass on."""
 
 
 def chosen(form: Form) -> Any:
@@ -29,7 +29,7 @@ def due(form: Form) -> Any:
 
 
 def in_utc(text: str) -> str:
-    """A time as forms send it, which is without a zone, in UTC.
+    """A time of a form, which has no zone, in UTC.
 
     >>> in_utc("2027-01-01T09:00"), in_utc("2027-01-01T09:00Z")
     ('2027-01-01T09:00Z', '2027-01-01T09:00Z')
@@ -49,7 +49,7 @@ def moved_to_now(form: Form) -> Any:
 
 
 def new_body(form: Form) -> Any:
-    """The new body of a message; nothing where the form has none.
+    """The new body of a message; empty if the form has none.
 
     Browsers send each end of a line as two characters; bodies have one.
     """
@@ -84,7 +84,7 @@ def matching_surely(form: Form) -> Any:
 
 
 def said_of_many(what: str) -> Callable[[Mapping[str, Any], Form], str]:
-    """What the page says of a command about several messages."""
+    """The text about a command for several messages."""
 
     def said(told: Mapping[str, Any], _: Form) -> str:
         answers = list(told["answers"].values())
@@ -100,7 +100,7 @@ def said_of_many(what: str) -> Callable[[Mapping[str, Any], Form], str]:
 
 
 def said_of_cancel(told: Mapping[str, Any], form: Form) -> str:
-    """What the page says of a cancel."""
+    """The text about a cancel."""
     if told["answer"] == "running":
         return "It is running: it is asked to stop, and never runs again."
     if form.get("where") == "running":
@@ -109,7 +109,7 @@ def said_of_cancel(told: Mapping[str, Any], form: Form) -> str:
 
 
 def said_of_bulk(told: Mapping[str, Any], _: Form) -> str:
-    """What the page says of a bulk action that has begun, or has ended already."""
+    """The text about a bulk action that has begun, or has ended already."""
     done = "put back" if told["what"] == "redrive" else "deleted"
     if told["state"] in {"looking", "running", "waiting"}:
         return f"It has begun: {told['done']} of {told['found']} so far are {done}."
@@ -124,7 +124,7 @@ def said_of_bulk(told: Mapping[str, Any], _: Form) -> str:
 
 
 def said_of_search(answer: Mapping[str, Any], _form: Form) -> str:
-    """What the page says of a search that has begun."""
+    """The text about a search that has begun."""
     if answer["hits"]:
         return "It is found."
     return "It is nowhere." if answer["state"] == "done" else "The search goes on."

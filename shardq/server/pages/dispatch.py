@@ -1,4 +1,4 @@
-"""The way of a request for a page: to its session, its page, its template."""
+"""The path of a request for a page: to its session, its page, its template."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def refusal(request: Request, status: int, code: str, text: str) -> Response:  #
 async def _answered(request: Request, site: Site) -> Response:
     base = site.options.pages or ""
     prefix, parts = prefix_and_parts(request)
-    # Encoded: a message's id may hold a slash.
+    # The parts are encoded, because a message's id may hold a slash.
     path = "".join(f"/{quote(part, safe='')}" for part in parts).removeprefix(base)
     root = prefix + base
     if path == "" or (request.path == "/" and base):
@@ -139,11 +139,11 @@ async def _shown(
     found = table.found(path)
     if found is None or request.method not in {"GET", "HEAD"}:
         raise NotShown(404, f"there is no page {path}.")
-    route, place = found
+    handler, place = found
     page = Page(request, site, session, root, path, place, query)
     if is_live:
-        return live.stream(page, partial(_live, route.handler))
-    template = await route.handler(page)
+        return live.stream(page, partial(_live, handler))
+    template = await handler(page)
     if isinstance(template, Response):
         return template
     said = cookie_of(request.headers.get("cookie", ""), SAID)
@@ -155,7 +155,7 @@ async def _shown(
 
 
 async def _live(handler: Any, page: Page) -> str:
-    """What changes of a page while it is looked at."""
+    """The part of a page that changes while somebody looks at it."""
     try:
         template = await handler(page)
     except NotShown as error:
@@ -203,7 +203,7 @@ def _told(
 
 
 def values_of(page: Page) -> dict[str, Any]:
-    """What each template may show."""
+    """The values that each template may show."""
     return {"page": page, "base": page.base, "now_ms": page.site.clock.now_ms(), "text": ""}
 
 

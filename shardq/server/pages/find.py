@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _WORD_MAX = 1_000
 _UNSAID: dict[str, Any] = {"ended": None, "error": "", "passed_over": {}}
-"""What `/v1` leaves out of a search."""
+"""The defaults that `/v1` leaves out of a search."""
 
 
 async def found(page: Page) -> Template:
-    """What is found by an id or a key; where nothing is, by a text."""
+    """The messages found by an id or a key; if there are none, by a text."""
     wanted = page.query.get("q", "").strip()[:_WORD_MAX]
     by, after = page.query.get("by", ""), page.query.get("after", "")
     hits: dict[str, Any] = {"hits": [], "queues": 0}
@@ -51,6 +51,6 @@ def _row(page: Page, hit: dict[str, Any]) -> dict[str, Any]:
     queue = hit["queue"]
     row = row_of(page, queue, hit.get("message") or {"id": hit["id"]})
     if hit["where"] == "live" and "receipt" in hit:
-        # What is far is found by its place.
+        # A far message is found by its place.
         row["url"] = page.url_of("queues", queue, "messages", hit["receipt"])
     return row | {"where": hit["where"], "by": hit["by"], "state": hit.get("state")}

@@ -1,11 +1,11 @@
-"""A heat map of load as SVG within a page: its colours are classes, so that the sheet chooses them.
+"""A heat map of load as SVG within a page: colours are classes, which the style sheet sets.
 
 ```
  grid, panel ─► rows of cells, a title each ─► legend
 ```
 
-The colours say nothing that texts do not: each cell has its numbers in a title, and the page lists
-the fullest ones.
+The colours show nothing that texts do not: each cell has its numbers in a title, and the page lists
+the fullest cells.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD = 18
 _LETTER = 7
 """The width of a digit, in the widest font that is likely."""
 _SIZES = {By.MINUTE: (16, 18), By.HOUR: (34, 24), By.DAY: (108, 28)}
-"""Width and height of a cell with the gap after it; only those that are wide have a number."""
+"""Width and height of a cell with the gap after it; only wide cells have a number."""
 _NUMBER_MIN = 30
 _GAP = 1
 _HEAD_EVERY = {By.MINUTE: 5, By.HOUR: 1, By.DAY: 1}
@@ -49,7 +49,7 @@ def heat_map(grid: Grid, panel: Panel) -> Markup:
 
     Args:
         grid: The cells.
-        panel: What is in them.
+        panel: Their load.
     """
     wide, high = _SIZES[grid.by]
     width = _LABEL + len(grid.columns) * wide + _TOTAL
@@ -79,7 +79,7 @@ def _heads(grid: Grid, wide: int) -> Iterator[str]:
 
 
 def _cell(grid: Grid, panel: Panel, cell: Cell, scale: Scale, at: tuple[int, int]) -> Iterator[str]:
-    """A cell, and its number where there is room."""
+    """A cell, and its number if there is room."""
     (x, y), (wide, high) = at, _SIZES[grid.by]
     load = panel.loads[cell]
     shape = x, y, wide - _GAP, high - _GAP

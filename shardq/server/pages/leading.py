@@ -31,7 +31,7 @@ def cleared(request: Request, root: str) -> Response:
 
 
 def done(page: Page, back: str, said: str) -> Response:
-    """The answer to an action: the page that it was given on, which shows its outcome."""
+    """The answer to an action: leads back to the page of its form, which shows the outcome."""
     made = to(page.base + local(back), 303)
     text = quote(said[:_CHARS_MAX], safe="")
     made.headers.append(cookie(SAID, text, page.base, page.request, 60))
@@ -46,5 +46,5 @@ def cookie(name: str, value: str, root: str, request: Request, life_s: int) -> t
 
 
 def to(url: str, status: int = 302) -> Response:
-    """The answer that leads elsewhere."""
+    """The answer that redirects to a url."""
     return Response(status, b"", [("location", url)])

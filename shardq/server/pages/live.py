@@ -1,4 +1,4 @@
-"""A page as events: what has changed of it is sent again, as long as somebody looks at it."""
+"""A page as events: its changes are sent as long as somebody looks at it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError
-from shardq.server.pages.looks import looks_of
+from shardq.server.pages.looks import Looks
 from shardq.server.pages.page import NotShown
 from shardq.server.web import Response
 
@@ -22,23 +22,23 @@ MEDIA = "text/event-stream"
 _EVERY_S = 1.0
 _QUIET_S = 15.0
 _ADMITTED_US = 1_500_000
-"""How often it is asked whether a viewer is still let in."""
+"""How often the server checks that a viewer is still admitted."""
 _STREAMS_MAX = 200
 _TOKEN = secrets.token_hex(12)
-"""The token of forms that all viewers share, until each is sent its own."""
+"""The token in the forms of the shared page; each viewer is sent its own in its place."""
 _open: dict[int, int] = {}
 """Site -> its open streams."""
 
 
 def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Response:
-    """The answer that is a page's changes.
+    """The answer that streams a page's changes.
 
     Args:
         page: The page.
-        render: Makes what changes of a page, as HTML.
+        render: Makes the changing part of a page, as HTML.
 
     Raises:
-        NotShown: If as many streams are open as may be; the page is still readable.
+        NotShown: If too many streams are open; the page itself is still readable.
     """
     if _open.get(id(page.site), 0) >= _STREAMS_MAX:
         raise NotShown(503, f"{_STREAMS_MAX} pages are followed already; reload this one.")
@@ -48,7 +48,7 @@ def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Response:
 
 async def _events(page: Page, render: Callable[[Page], Awaitable[str]]) -> AsyncIterator[bytes]:
     site, name = page.site, id(page.site)
-    looks, boot_us = looks_of(site), site.clock.boot_us
+    looks, boot_us = site.own(Looks), site.clock.boot_us
     token = json.dumps(page.session.token)[1:-1].encode()
     shared = replace(page, session=replace(page.session, token=_TOKEN, name=""))
 
@@ -65,7 +65,7 @@ async def _events(page: Page, render: Callable[[Page], Awaitable[str]]) -> Async
                     break
                 admitted_us = boot_us()
             with suppress(ShardqError):
-                # Viewers with the same rights share it, whoever they are.
+                # All viewers with the same rights share it.
                 made = await site.answers.of(
                     (*page.rights, "live", page.url), event, since_us=looks.ended_us
                 )

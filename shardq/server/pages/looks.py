@@ -1,6 +1,6 @@
-"""One look at all queues for all who look at pages, and one at a queue for all who look at that.
+"""Looks at all queues, or at one, which all viewers of pages share.
 
-However many viewers there are, the store is read once in some seconds, and not at all without any.
+The store is read once in some seconds for any number of viewers, and never without viewers.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from shardq.server.site import Site
 
 _WAIT_S = 0.25
-"""A page waits so long for a look; then it shows what the look has found by then."""
+"""How long a page waits for a look before it shows the results so far."""
 _SHARE = 6
 """Looks at all queues take one part in so many of the time: with 200 queues on Cassandra a second
 and a half in nine, at a tenth of a core."""
 _OLD_MS = 10_000
-"""What was found so long ago is not shown in the place of what is being counted."""
+"""Results older than this are not shown while new ones are being counted."""
 _CHANGED_S = 5.0
-"""After an action a page waits so long for a look that has begun since."""
+"""How long a page waits, after an action, for a look that began since."""
 _MOMENT_US = 10_000
 """Timers may be early by less."""
 _ONES_MAX = 200
-"""Queues with a page of their own that are looked at; the one looked at longest ago is left."""
+"""Queues whose own observers are kept; the observer used longest ago is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look has found.
+    """The results of a look.
 
     Attributes:
         at_ms: When it began, epoch milliseconds; 0: there was none yet.
-        views: Queue -> what is known of it.
-        passed_over: Queue -> why nothing is known of it.
+        views: Queue -> its view.
+        passed_over: Queue -> why it has no view.
         unseen: How many queues were not looked at yet.
         away: Why the store does not answer; empty while it does.
-        away_since_ms: Since when it does not, epoch milliseconds.
+        away_since_ms: When the store stopped answering, epoch milliseconds.
     """
 
     at_ms: int = 0
@@ -55,13 +55,13 @@ class Look:
 
 
 class Looks:
-    """Looks at the store for all pages of a server. It is used by one event loop.
+    """The looks at the store for all pages of a server. One event loop uses it.
 
     Args:
-        site: Where requests are answered.
+        site: The site whose pages show them.
 
     Attributes:
-        ended_us: When the last look at all queues ended, time since boot.
+        ended_us: When the last look at all queues ended, microseconds since boot.
     """
 
     def __init__(self, site: Site) -> None:
@@ -77,7 +77,7 @@ class Looks:
         self.ended_us = 0
 
     async def look(self) -> Look:
-        """What was found of all queues lately, or what a look under way has found by now."""
+        """The latest look at all queues, or the results so far of the one under way."""
         self._is_asked = True
         looking = self._begin()
         is_changed = self.ended_us < self._changed_us
@@ -93,11 +93,11 @@ class Looks:
         return Look(now_ms, fresh, unseen=unseen)
 
     async def look_at(self, name: str) -> Look:
-        """What there is of one queue."""
+        """The latest look at one queue."""
 
         async def look() -> Look:
             at_ms = self._site.clock.now_ms()
-            # It is of one thread at a time.
+            # One thread at a time may use an observer.
             observer = self._ones.pop(name, None)
             observer = observer or Observer(self._site.connection, [name], horizon=None)
             try:
@@ -117,14 +117,14 @@ class Looks:
         return await self._site.answers.of((Looks, name), look)
 
     def change(self) -> None:
-        """Forget all that was found, as something was changed."""
+        """Drop all results, because something was changed."""
         self._site.answers.forget()
         for observer in (self._observer, *self._ones.values()):
             observer.forget_counts()
         self._changed_us = self._site.clock.boot_us()
 
     async def ended(self, within_s: float) -> None:
-        """Wait until a look at all queues has ended, but no longer than that."""
+        """Wait until a look at all queues has ended, for at most so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._ended.wait()
@@ -158,7 +158,7 @@ class Looks:
         return self._last
 
     def _again(self) -> None:
-        """Look again, if anybody has asked since the last look began."""
+        """Look again, if a page asked since the last look began."""
         if self._is_asked and not self._site.leaving.is_set():
             self._begin()
 
@@ -169,13 +169,5 @@ class Looks:
 
     @staticmethod
     def _away(last: Look, error: StoreError, at_ms: int) -> Look:
-        """The last look, with why there is no other one."""
+        """The last look, with the reason why there is no newer one."""
         return replace(last, away=str(error), away_since_ms=last.away_since_ms or at_ms)
-
-
-def looks_of(site: Site) -> Looks:
-    """The looks of a site."""
-    found: Looks | None = site.looks
-    if found is None:
-        found = site.looks = Looks(site)
-    return found

@@ -26,11 +26,11 @@ _TIME = Markup(
 _EXACT = Markup('<time datetime="{}"><span class="exact">{}</span></time>')
 _DEEP = 50
 _TIMES = 8
-"""A character that is not printed is shown so often; where it is repeated more, its number is."""
+"""An unprintable character is shown up to so many times; if it is repeated more, with a number."""
 
 
 def count(number: int | float | None) -> str:
-    """A number with its thousands apart; a dash of None.
+    """A number with separated thousands; a dash for None.
 
     >>> count(12_345), count(None)
     ('12,345', '-')
@@ -50,7 +50,7 @@ def rate(per_second: float) -> str:
 
 
 def moment(when: str | int | None, now_ms: int) -> Markup:
-    """A time: how far it is from now, and exactly, in UTC.
+    """A time: its distance from now, and the exact time in UTC.
 
     Args:
         when: ISO 8601, or epoch milliseconds; None: a dash.
@@ -67,7 +67,7 @@ def moment(when: str | int | None, now_ms: int) -> Markup:
 
 
 def exact(when: str | int | None) -> Markup:
-    """A time exactly, to the second: it stays the same while a page is looked at.
+    """The exact time, to the second, which does not change while somebody looks at the page.
 
     Args:
         when: ISO 8601, or epoch milliseconds; None: a dash.
@@ -79,10 +79,10 @@ def exact(when: str | int | None) -> Markup:
 
 
 def shown_body(message: Mapping[str, Any], hidden: Sequence[str]) -> tuple[str, str]:
-    """A message's body as text to show, and what it is: `JSON`, `text` or `bytes, in base64`.
+    """A message's body as text to show, and its kind: `JSON`, `text` or `bytes, in base64`.
 
     Args:
-        message: It, as `/v1` has it.
+        message: The message, as `/v1` has it.
         hidden: Patterns of names whose values are hidden.
     """
     if (content := message.get("body_base64")) is not None:
@@ -105,7 +105,7 @@ def size_of(message: Mapping[str, Any]) -> int:
 
 
 def without(value: Any, hidden: Sequence[str], depth: int = 0) -> Any:
-    """A JSON value, with the values of hidden names left out."""
+    """A JSON value, without the values of hidden names."""
     if not hidden or depth > _DEEP:
         return value
     if isinstance(value, dict):
@@ -128,7 +128,7 @@ def is_hidden(name: str, hidden: Sequence[str]) -> bool:
 
 
 def printable(text: object) -> Markup:
-    r"""A text of anybody's: what is not printed is shown as its code.
+    r"""A text of any source, with unprintable characters shown as their codes.
 
     >>> str(printable("a\u202eb"))
     'a<i class="code">U+202E</i>b'

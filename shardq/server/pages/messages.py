@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROWS = 50
 """Messages of a page."""
 LOOKED_MAX = 2_000
-"""Messages that a page looks at; it says so, and the next page goes on."""
+"""Messages that a page looks at; the page shows the number, and the next page continues."""
 CUT_BYTES = 4_096
 """How much of each body is read for a list."""
 _BEGINNING = 120
@@ -29,7 +29,7 @@ _UNSAID: dict[str, Any] = {
     "priority": 0,
     "receipt": "",
 }
-"""What `/v1` leaves out of a message."""
+"""The defaults that `/v1` leaves out of a message."""
 _UNSAID_OF_STATE: dict[str, Any] = {
     **dict.fromkeys(("until", "since", "error", "behind", "member")),
     "attempts": 0,
@@ -69,7 +69,7 @@ def row_of(page: Page, queue: str, message: Mapping[str, Any]) -> dict[str, Any]
     Args:
         page: The page.
         queue: The queue that it is in, or in which it died.
-        message: It, as `/v1` has it.
+        message: The message, as `/v1` has it.
     """
     return {
         **_UNSAID,
@@ -82,10 +82,10 @@ def row_of(page: Page, queue: str, message: Mapping[str, Any]) -> dict[str, Any]
 
 
 def beginning(message: Mapping[str, Any], hidden: tuple[str, ...]) -> str:
-    """The beginning of a body, in a line; empty of one that is not shown."""
+    """The beginning of a body, in a line; empty if the body is not shown."""
     size = message.get("body_bytes")
     if size is not None and hidden:
-        # What is to be hidden is known only of a whole body.
+        # Only a whole body tells which values are to be hidden.
         return f"({size:,} bytes)"
     text, kind = markup.shown_body(message, hidden)
     if kind.startswith("bytes"):
@@ -95,7 +95,7 @@ def beginning(message: Mapping[str, Any], hidden: tuple[str, ...]) -> str:
 
 
 async def one_message(page: Page) -> Template:
-    """Where a message is, why it does not run, and all that is known of it."""
+    """A message: where it is, why it does not run, and its history."""
     queue, name = page.place["queue"], page.place["message"]
     reads = page.allows("r", queue)
     # An unknown queue is another answer than a message that has ended.
@@ -106,7 +106,7 @@ async def one_message(page: Page) -> Template:
     except NotShown as error:
         if error.status != 404:
             raise
-        # Such is the end of most messages, also of one that was cancelled just now.
+        # Most messages end like this, also one that was cancelled just now.
         return Template("gone", {"queue": queue, "name": name, "detail": error.detail})
     message = state.get("message")
     headers: dict[str, str] = {} if message is None else message.get("headers", {})
@@ -138,7 +138,7 @@ async def one_message(page: Page) -> Template:
 
 
 def _without(text: str, where: str) -> str:
-    """What is said of a message's state, without the state that is shown before it.
+    """The text of a message's state, without the state itself, which is shown before it.
 
     >>> _without("waiting: due in 2h", "waiting"), _without("dead since 9:00", "dead")
     ('due in 2h', 'since 9:00')
@@ -147,9 +147,9 @@ def _without(text: str, where: str) -> str:
 
 
 def editable(message: Mapping[str, Any], hidden: tuple[str, ...]) -> str | None:
-    """The body as a form can change it; None where a form would damage it.
+    """The body for a form that changes it; None if a form would damage it.
 
-    A form cannot hold bytes, characters that are not seen, or what is hidden.
+    A form cannot hold bytes, invisible characters, or hidden values.
     """
     text = message.get("body")
     if text is None:
@@ -164,7 +164,7 @@ def editable(message: Mapping[str, Any], hidden: tuple[str, ...]) -> str | None:
 
 
 async def _history(page: Page, queue: str, name: str) -> tuple[list[dict[str, Any]], str]:
-    """What the history says of a message; and why it says nothing."""
+    """The records of a message in the history; and why there are none."""
     try:
         found = await page.read("queues", queue, "history", message=name)
     except NotShown as error:
@@ -173,7 +173,7 @@ async def _history(page: Page, queue: str, name: str) -> tuple[list[dict[str, An
 
 
 async def _job(page: Page, queue: str, name: str) -> Any:
-    """The job of a task; None where nothing is known of it."""
+    """The job of a task; None if it is unknown."""
     try:
         return await page.read("queues", queue, "jobs", name)
     except NotShown:

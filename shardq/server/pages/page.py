@@ -1,4 +1,4 @@
-"""One request for a page: who asks, for what, and how its handler reads it."""
+"""One request for a page: its session and filters, and the calls that its handler makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardq.model.grants import Level
 from shardq.model.names import is_dead_queue
 from shardq.server import api
 from shardq.server.api import rights
-from shardq.server.pages.looks import looks_of
+from shardq.server.pages.looks import Looks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -44,11 +44,11 @@ class NotShown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a handler returns.
+    """The template that a handler returns, with its values.
 
     Attributes:
         name: The template's file, without `.html`.
-        values: What it shows.
+        values: The values that it shows.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Page:
 
     Attributes:
         request: The request.
-        site: Where it is answered.
-        session: Who asks.
+        site: The site that answers it.
+        session: The session of the person who asks.
         base: The path of the front page, without its last slash.
         path: The path below that, as `/queues/mail`, encoded.
         place: The parameters of the path.
@@ -79,12 +79,12 @@ class Page:
 
     @property
     def url(self) -> str:
-        """The page's url with its filters: it shows the same again."""
+        """The page's url with its filters, which shows the same again."""
         return self.base + self.path + (f"?{urlencode(self.query)}" if self.query else "")
 
     @property
     def live_url(self) -> str:
-        """Where the page's changes are streamed."""
+        """The url that streams the page's changes."""
         return f"{self.url}{'&' if self.query else '?'}live=1"
 
     def url_of(self, *parts: str, **query: object) -> str:
@@ -111,15 +111,15 @@ class Page:
         return not self.site.options.is_read_only and self.allows(level, queue)
 
     async def look(self) -> Look:
-        """What was found lately of all queues that the person may see."""
-        return self._seen(await looks_of(self.site).look())
+        """The latest look at all queues that the person may see."""
+        return self._seen(await self.site.own(Looks).look())
 
     async def look_at(self, queue: str) -> Look:
-        """What there is of one queue."""
-        return self._seen(await looks_of(self.site).look_at(queue))
+        """The latest look at one queue."""
+        return self._seen(await self.site.own(Looks).look_at(queue))
 
     async def names(self) -> list[str]:
-        """The queues that the person may see, but for those that stand beside others."""
+        """The queues that the person may see, without dead-letter queues."""
 
         async def read() -> list[str]:
             every = await self.site.threads.call(self.site.connection.queues)
@@ -138,11 +138,11 @@ class Page:
         )
 
     async def read(self, *parts: str, **query: object) -> Any:
-        """The answer of a GET of `/v1`, as JSON; that of another viewer where it is fresh.
+        """The answer of a GET of `/v1`, as JSON; a fresh answer of another viewer is shared.
 
         Args:
             parts: The parts of its path below `/v1`, not encoded.
-            query: Its query; what is None or empty is left out.
+            query: Its query; values that are None or empty are left out.
 
         Raises:
             NotShown: If it is refused.
@@ -156,22 +156,22 @@ class Page:
         return await self.site.answers.of((*self.rights, name), ask)
 
     def forget(self, name: Hashable) -> None:
-        """Ask a shared question anew next time: its answer was not whole."""
+        """Drop the answer to a shared question, because it was not whole."""
         self.site.answers.forget((*self.rights, name))
 
     @property
     def rights(self) -> tuple[Hashable, ...]:
-        """What the person may do: two with the same see the same."""
+        """The rights of the person; two persons with equal rights share answers."""
         caller = self.session.caller
         return caller.account, caller.levels, caller.queues
 
     async def call(
         self, method: str, *parts: str, query: Mapping[str, str] | None = None, body: Any = None
     ) -> Any:
-        """The answer of a call of `/v1`, as JSON; None without any.
+        """The answer of a call of `/v1`, as JSON; None without a body.
 
         Raises:
-            NotShown: If it is refused, with its reason.
+            NotShown: If it is refused, with the reason.
         """
         path = "/".join(["/v1", *(quote(part, safe="") for part in parts)])
         asked = replace(
@@ -186,7 +186,7 @@ class Page:
         try:
             answer = await api.answer(asked, self.site, self.session.caller, VIA)
         except ShardqError as error:
-            # A damaged record, say: people read what is wrong, and what to do.
+            # As with a damaged record: people read the error and how to fix it.
             log.error("pages: %s %s failed: %s", method, path, error)  # noqa: TRY400 - it says all
             raise NotShown(500, str(error)) from error
         assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream

@@ -1,4 +1,4 @@
-"""Consumers with what they run, and the log of actions."""
+"""Consumers with their runs, and the log of actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ACTIONS_MAX = 200
 
 
 async def workers(page: Page) -> Template:
-    """The consumers of all queues, or of one, and what their handlers run."""
+    """The consumers of all queues, or of one, and the messages that their handlers run."""
     look, queue = await page.look(), page.query.get("queue", "")
     found = [
         (view.name, member)

@@ -21,7 +21,7 @@ _ORDERS = {
 
 
 async def all_queues(page: Page) -> Template:
-    """All queues, and what is late of them."""
+    """All queues, with their depths and lateness."""
     look = await page.look()
     wanted, order = page.query.get("q", ""), page.query.get("order", "name")
     shown = [one for one in look.views.values() if wanted in one.name]

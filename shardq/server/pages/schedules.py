@@ -32,7 +32,7 @@ class Ahead(NamedTuple):
         local: The wall clock of the schedule's zone then, with its offset from UTC.
         time: The fire time, ISO 8601.
         due: When its message will be due, if that is later; else None.
-        why: What is unusual about it.
+        why: An unusual circumstance, such as a change of the clocks.
     """
 
     local: str
@@ -74,7 +74,7 @@ async def all_schedules(page: Page) -> Template:
 
 
 async def one_schedule(page: Page) -> Template:
-    """One schedule: what it is, when it fires, and what became of what it has put."""
+    """One schedule: its settings, its fire times, and the fates of its messages."""
     parts = ("queues", page.place["queue"], "schedules", page.place["schedule"])
     try:
         found = await page.read(*parts)
@@ -113,11 +113,11 @@ _NOTHING: dict[str, Any] = {
     "headers": {},
     "facts": {},
 }
-"""What is shown of a schedule that cannot be read: it can be removed."""
+"""The values of the page of a schedule that cannot be read; the page can still remove it."""
 
 
 def state_of(one: Mapping[str, Any]) -> str:
-    """A schedule's state, `failing` or `overdue` where it does not do what it is to do.
+    """A schedule's state; `failing` or `overdue` if it does not fire as it should.
 
     Args:
         one: The schedule, as `/v1` has it.
@@ -141,7 +141,7 @@ def _ahead(one: Mapping[str, str], zone: str) -> Ahead:
 
 
 def _shown(page: Page, one: Mapping[str, Any]) -> dict[str, Any]:
-    """What a schedule puts and how, as people read it."""
+    """The messages and policies of a schedule, as people read them."""
     hidden = page.site.options.hidden
     headers = one.get("headers", {})
     body, kind = shown_body(one, hidden)
@@ -163,7 +163,7 @@ def _shown(page: Page, one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _span(page: Page, parts: tuple[str, ...]) -> dict[str, Any]:
-    """The span of a back-fill that is asked for, and how many messages it would put."""
+    """The wanted span of a back-fill, and how many messages it would put."""
     after, until = page.query.get("after", ""), page.query.get("until", "")
     values: dict[str, Any] = {"after": after, "until": until, "count": None, "span_problem": None}
     if not (after and until and page.allows("s", page.place["queue"])):

@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
+from shardq.server.api.route import place_of
 from shardq.server.pages import calendar, dead, find, messages, people, queues, schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from shardq.server.pages.page import Page, Template
     from shardq.server.web import Response
 
+Handler: TypeAlias = "Callable[[Page], Awaitable[Template | Response]]"
+"""Reads what a page shows; or answers with a response that is no page, such as a file."""
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A page.
-
-    Attributes:
-        path: Its path, with parameters in braces.
-        handler: Reads what it shows; or answers with what is no page, a file say.
-    """
-
-    path: str
-    handler: Callable[[Page], Awaitable[Template | Response]]
-
-
-PAGES = (
-    Shown("/", queues.all_queues),
-    Shown("/queues/{queue}", queues.one_queue),
-    Shown("/queues/{queue}/messages", messages.of_queue),
-    Shown("/queues/{queue}/messages/{message}", messages.one_message),
-    Shown("/dead", dead.dead_messages),
-    Shown("/dead/export", dead.export),
-    Shown("/find", find.found),
-    Shown("/workers", people.workers),
-    Shown("/actions", people.actions),
-    Shown("/calendar", calendar.calendar),
-    Shown("/schedules", schedules.all_schedules),
-    Shown("/queues/{queue}/schedules/{schedule}", schedules.one_schedule),
-)
+PAGES: dict[str, Handler] = {
+    "/": queues.all_queues,
+    "/queues/{queue}": queues.one_queue,
+    "/queues/{queue}/messages": messages.of_queue,
+    "/queues/{queue}/messages/{message}": messages.one_message,
+    "/dead": dead.dead_messages,
+    "/dead/export": dead.export,
+    "/find": find.found,
+    "/workers": people.workers,
+    "/actions": people.actions,
+    "/calendar": calendar.calendar,
+    "/schedules": schedules.all_schedules,
+    "/queues/{queue}/schedules/{schedule}": schedules.one_schedule,
+}
+"""Path, with parameters in braces -> the handler of the page."""
 
 
-def found(path: str) -> tuple[Shown, Mapping[str, str]] | None:
-    """The page of a path and its parameters; None if there is no such page.
+def found(path: str) -> tuple[Handler, dict[str, str]] | None:
+    """The handler of a path and its parameters; None if there is no such page.
 
     Args:
         path: Encoded part by part.
     """
-    parts = path.split("/")
-    for page in PAGES:
-        wanted = page.path.split("/")
-        if len(wanted) == len(parts) and all(
-            bool(part) if name.startswith("{") else name == part
-            for name, part in zip(wanted, parts, strict=True)
-        ):
-            place = {
-                name[1:-1]: unquote(part)
-                for name, part in zip(wanted, parts, strict=True)
-                if name.startswith("{")
-            }
-            return page, place
+    parts = [unquote(part) for part in path.split("/")]
+    for page, handler in PAGES.items():
+        wanted = page.split("/")
+        if len(wanted) == len(parts) and (place := place_of(wanted, parts)) is not None:
+            return handler, place
     return None

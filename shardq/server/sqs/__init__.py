@@ -2,11 +2,11 @@
 
 ```
  protocol   requests into inputs, outputs onto the wire     xml  forms and XML
- actions    the table of actions ──► queues, messages, moves
+ queues, messages, moves ──► actions   handlers, and the table to which each adds its action
  names      urls, names and ARNs ──► endpoints and queues
  contents   attributes, headers, sequence numbers           digest  MD5
- attributes the attributes of queues                        policy  who of other accounts may what
- beyond     what shardq does beyond SQS                     errors  types, codes and texts
+ attributes the attributes of queues                        policy  rights of other accounts
+ beyond     features that SQS lacks                         errors  types, codes and texts
 ```
 """
 
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreError
 from shardq.server import refusals
+from shardq.server.sqs import messages, moves, queues  # noqa: F401 - their handlers add themselves
 from shardq.server.sqs.actions import ACTIONS
 from shardq.server.sqs.call import ActionCall
 from shardq.server.sqs.errors import SqsRefusal, refusal_of
-from shardq.server.sqs.moves import resume
 from shardq.server.sqs.names import Directory
 from shardq.server.sqs.protocol import Json, Query, protocol_of
 from shardq.server.web import QUICK_BYTES, TooMany
@@ -82,7 +82,7 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> Re
     call = ActionCall(
         request=request,
         site=site,
-        directory=_directory(site),
+        directory=site.own(directory),
         action=action.name,
         level=action.level,
         account=site.options.account if caller.via == "open" else caller.account,
@@ -105,7 +105,7 @@ async def _carry_out(request: Request, site: Site, protocol: Json | Query) -> Re
 async def _made(
     call: ActionCall, protocol: Json | Query, work: Awaitable[msgspec.Struct | None]
 ) -> Response:
-    """The answer; if the client leaves while it is made, what was claimed for it is released."""
+    """The answer. If the client leaves meanwhile, the messages claimed for it are released."""
     try:
         output = await work
         if call.is_large:
@@ -128,11 +128,9 @@ def _region(request: Request, site: Site) -> str:
     return site.options.region if found is None else found[1]
 
 
-def _directory(site: Site) -> Directory:
-    found: Directory | None = site.sqs
-    if found is None:
-        found = site.sqs = Directory(site, resume)
-    return found
+def directory(site: Site) -> Directory:
+    """The directory of a site's queues; for `Site.own`."""
+    return Directory(site, moves.resume)
 
 
 def refusal(request: Request, status: int, code: str, text: str) -> Response:

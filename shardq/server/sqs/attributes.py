@@ -1,4 +1,4 @@
-"""The attributes of a queue: what may be set, what each is without, and what is counted."""
+"""The attributes of a queue: bounds, defaults, and counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGE_BYTES_MAX = 1 << 20
 VISIBILITY_S_MAX = 43_200
 RECEIVES_MAX = 1_000
 ATTEMPTS_MAX = 10_000
-"""Without a redrive policy SQS delivers for ever; shardq does so often, then it buries."""
+"""Without a redrive policy SQS delivers for ever; shardq buries after this many deliveries."""
 _SOURCES_MAX = 10
 _TEXT_CHARS_MAX = {
     "KmsMasterKeyId": 2_048,
@@ -92,7 +92,7 @@ class RedriveAllow(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         redrive_permission: `allowAll`, `denyAll` or `byQueue`.
-        source_queue_arns: Those that may, where it is `byQueue`.
+        source_queue_arns: The ARNs of the queues that may, if it is `byQueue`.
     """
 
     redrive_permission: str
@@ -106,10 +106,10 @@ class RedriveAllow(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def checked(given: Mapping[str, str], address: EndpointAddress, *, is_new: bool) -> dict[str, str]:
-    """Attributes that a client sets, each in its one form; an empty one removes what there is.
+    """Attributes that a client sets, each in its canonical form; an empty one removes the old one.
 
     Args:
-        given: As the client has given them.
+        given: The attributes as the client gave them.
         address: The queue's.
         is_new: True if the queue is being made.
 
@@ -119,7 +119,7 @@ def checked(given: Mapping[str, str], address: EndpointAddress, *, is_new: bool)
     is_fifo = address.name.endswith(".fifo")
     found: dict[str, str] = {}
     for given_name, value in given.items():
-        # As AWS does, which trims names.
+        # AWS trims names, too.
         name = given_name.strip()
         if name not in _SETTABLE or (name in _OF_FIFO and not is_fifo):
             raise SqsRefusal("InvalidAttributeName", f"Unknown Attribute {name}.")
@@ -137,7 +137,7 @@ def checked(given: Mapping[str, str], address: EndpointAddress, *, is_new: bool)
 
 
 def _form_of(name: str, value: str, address: EndpointAddress) -> str:
-    """The one form of a valid value."""
+    """The canonical form of a valid value."""
     if name in _NUMBERS:
         least, most, _ = _NUMBERS[name]
         if not (_NUMBER.fullmatch(value) and least <= int(value) <= most):
@@ -157,7 +157,7 @@ def _form_of(name: str, value: str, address: EndpointAddress) -> str:
         policy.read(value)
     elif name == "RedrivePolicy":
         found_policy = redrive_of(value, address)
-        # A count that is a text is read back as a number.
+        # A count that was given as text is read back as a number.
         is_number = isinstance(msgspec.json.decode(value)["maxReceiveCount"], int)
         return value if is_number else msgspec.json.encode(found_policy).decode()
     elif name == "RedriveAllowPolicy":
@@ -169,10 +169,11 @@ def redrive_of(text: str, address: EndpointAddress) -> RedrivePolicy:
     """A redrive policy by its text.
 
     Raises:
-        SqsRefusal: If it is none, or names a queue that cannot be this one's dead-letter queue.
+        SqsRefusal: If the text is no such policy, or names a queue that cannot be this queue's
+            dead-letter queue.
     """
     try:
-        # As a text or as a number, as AWS takes it.
+        # AWS takes the count as text or as a number.
         made = msgspec.convert(msgspec.json.decode(text), RedrivePolicy, strict=False)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _redrive_error(text, error) from error
@@ -205,7 +206,7 @@ def redrive_allow_of(text: str) -> RedriveAllow:
     """A policy about a dead-letter queue's sources, by its text.
 
     Raises:
-        SqsRefusal: If it is none.
+        SqsRefusal: If the text is no such policy.
     """
     try:
         made = msgspec.json.decode(text, type=RedriveAllow)
@@ -228,7 +229,7 @@ def redrive(endpoint: Endpoint, address: EndpointAddress) -> RedrivePolicy | Non
 
 
 def number(endpoint: Endpoint, name: str) -> int:
-    """The value of an attribute that is a number; where it was not set, its default."""
+    """The value of an attribute that is a number; its default if it was not set."""
     value = endpoint.attributes.get(name)
     return _NUMBERS[name].usual if value is None else int(value)
 
@@ -296,7 +297,7 @@ def asked(names: Iterable[str]) -> set[str]:
 
 
 def needs_depth(names: set[str]) -> bool:
-    """True if one of these attributes is counted."""
+    """True if one of these attributes is a count of messages."""
     return not names.isdisjoint(_COUNTED)
 
 
@@ -306,10 +307,10 @@ def told(
     """The values of attributes.
 
     Args:
-        names: Those that are asked for.
+        names: The wanted attributes.
         endpoint: The queue's record.
         address: Its address.
-        depth: How many messages there are; None if that is not asked for.
+        depth: How many messages there are; None if no count is wanted.
     """
     all_of: dict[str, Any] = {
         "QueueArn": address.arn,

@@ -1,4 +1,4 @@
-"""What shardq does beyond SQS, by attributes of a message whose names begin with `x-shardq-`.
+"""Features that SQS lacks, by attributes of a message whose names begin with `x-shardq-`.
 
 ```
  x-shardq-delay        seconds, or a duration such as 30d: instead of DelaySeconds, to 100 years
@@ -53,7 +53,7 @@ class KeyCommand:
 
     @property
     def action(self) -> str:
-        """The action of SQS that does the like."""
+        """The similar action of SQS."""
         return "DeleteMessage" if self.name == "cancel" else "ChangeMessageVisibility"
 
     async def run(self, served: ServedQueue) -> str:
@@ -86,14 +86,14 @@ class KeyCommand:
 
 
 def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> KeyCommand | None:
-    """Add to a put what attributes ask for; returns the command, if it is one.
+    """Add the options of attributes to a put; returns the command, if they are one.
 
     Args:
         attributes: All attributes of the message.
         item: The arguments of the put.
 
     Raises:
-        SqsRefusal: If one is unknown, or they do not go together.
+        SqsRefusal: If an attribute is unknown, or they do not go together.
     """
     ours = {
         name.removeprefix(OURS): one.string_value or ""
@@ -119,7 +119,7 @@ def apply(attributes: Mapping[str, AttributeValue], item: dict[str, Any]) -> Key
         if name in ours:
             item[name.replace("-", "_")] = ours[name]
     if "key" in ours and "once" in item:
-        # A FIFO queue finds repeats by the key alone, then.
+        # Then a FIFO queue finds repeats by the key alone.
         del item["once"]
     return None
 
@@ -138,5 +138,5 @@ def _delay(text: str) -> timedelta:
     try:
         return timedelta(milliseconds=duration_ms(value, name=f"{OURS}delay"))
     except BadTime as error:
-        # A refusal is that of one entry of a batch; another error is that of the whole batch.
+        # A refusal fails one entry of a batch; another error would fail the whole batch.
         raise invalid(str(error)) from error

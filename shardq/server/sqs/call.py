@@ -1,4 +1,4 @@
-"""One call of an action: who calls, for which account and region, and the queues that it names."""
+"""One call of an action: its caller, account and region, and the queues that it names."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ActionCall:
 
     Attributes:
         request: The request.
-        site: Where it is answered.
+        site: The site that answers it.
         directory: Finds queues.
         action: The name of the action.
         level: The level of access that it needs.
         account: The caller's account.
         region: The region of the request.
-        caller: Who calls, and what its key may do.
+        caller: The caller, with the rights of its key.
         about: The name of the queue that the call is about.
         on_unsent: Called if the client was gone before its answer.
-        is_large: True if the answer is written in a thread, because it takes long.
+        is_large: True if the answer takes long to write, so that a thread does.
     """
 
     request: Request
@@ -83,7 +83,7 @@ class ActionCall:
     async def opened(self, address: EndpointAddress) -> SqsQueue:
         """The queue at an address.
 
-        A caller that may not use it gets the same answer if there is none.
+        A caller that may not use the queue gets the same answer if there is none.
 
         Raises:
             NoQueue: If there is none.
@@ -105,7 +105,7 @@ class ActionCall:
             text: Its policy; empty without one.
 
         Raises:
-            SqsRefusal: If its key, or the policy, does not let the caller.
+            SqsRefusal: If the caller's key or the policy does not allow it.
         """
         self.about = address.name
         if self.caller.via == "open":
@@ -122,9 +122,9 @@ class ActionCall:
         self.caller.check(self.level, address.name)
 
     def _decision(self, action: str, address: EndpointAddress, text: str) -> bool | None:
-        """What a stored policy decides.
+        """The decision of a stored policy; None without one.
 
-        One that cannot be read allows nothing, except that the queue's account may replace it.
+        A policy that cannot be read allows nothing, but the queue's account may replace it.
         """
         try:
             stored = policy.read(text)
@@ -138,19 +138,19 @@ class ActionCall:
         return policy.decide(stored, asked)
 
     def check_also(self, opened: SqsQueue, action: str, level: Level) -> None:
-        """Refuse a caller that may not do another thing with a queue, too.
+        """Refuse a caller that may not make another action with a queue, too.
 
         Args:
             opened: The queue.
-            action: The action that does it.
+            action: The other action.
             level: The level that it needs.
 
         Raises:
-            SqsRefusal: If its key, or the policy, does not let the caller.
+            SqsRefusal: If the caller's key or the policy does not allow it.
         """
         text = opened.endpoint.attributes.get("Policy", "")
         self.also(action, level).check(opened.address, text)
 
     def also(self, action: str, level: Level) -> ActionCall:
-        """The same call, as one of another action."""
+        """The same call, for another action."""
         return replace(self, action=action, level=level)

@@ -1,4 +1,4 @@
-"""What a message of SQS is in shardq: attributes and headers, ids and sequence numbers.
+"""The content of a message of SQS in shardq: attributes and headers, ids and sequence numbers.
 
 ```
  attribute of type String      the header of its name; a header put by Python is such an attribute
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 HEADER: Final = "sqs"
-"""The header that holds what SQS knows of a message and shardq does not."""
+"""The header that holds properties of a message that SQS has and shardq lacks."""
 OURS: Final = "x-shardq-"
-"""How names of attributes begin that say what shardq does beyond SQS."""
+"""The prefix of attributes that use features of shardq that SQS lacks."""
 _RESERVED: Final = "shardq-"
 ATTRIBUTES_MAX = 10
 _NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)")
@@ -37,21 +37,21 @@ _NUMBER = re.compile(
     r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,128})?|\.[0-9]{1,128})(?:[eE][+-]?[0-9]{1,3})?"
 )
 CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""A character that no message of SQS may have."""
+"""A character that a message of SQS may not have."""
 ENCODING: Final = "shardq-encoding"
 TRACE: Final = "AWSTraceHeader"
 _SOURCE_HEADER: Final = "shardq-queue"
 
 
 class Extra(msgspec.Struct, omit_defaults=True):
-    """What the header `sqs` holds, as JSON.
+    """The JSON of the header `sqs`.
 
     Attributes:
-        attributes: Name -> type and value of attributes that are no plain text; base64 of a binary.
+        attributes: Name -> type and value of attributes that are not plain text; binary in base64.
         group: The group of a message in a standard queue.
         once: The deduplication id.
         trace: AWS's trace header.
-        sender: The account of the sender, where it is not the queue's.
+        sender: The account of the sender, if it is not the queue's.
     """
 
     attributes: dict[str, tuple[str, str]] = {}
@@ -67,10 +67,10 @@ _NOTHING: Final = Extra()
 
 
 def check_text(value: str, what: str) -> None:
-    """Refuse a text with a character that no message may have.
+    """Refuse a text with a character that a message may not have.
 
     Raises:
-        SqsRefusal: If it has one.
+        SqsRefusal: If it has such a character.
     """
     if CONTROL.search(value):
         raise SqsRefusal("InvalidMessageContents", f"Invalid characters found: {what}")
@@ -80,7 +80,7 @@ def check_attributes(given: Mapping[str, AttributeValue]) -> int:
     """Refuse attributes that cannot be sent; returns how many bytes they have.
 
     Raises:
-        SqsRefusal: If one has an invalid name, type or value, or there are more than 10.
+        SqsRefusal: If the name, type or value of one is invalid, or there are more than 10.
     """
     if sum(not name.startswith(OURS) for name in given) > ATTRIBUTES_MAX:
         raise invalid(
@@ -138,11 +138,11 @@ def _no_value(name: str, data_type: str) -> SqsRefusal:
 
 
 def headers_of(attributes: Mapping[str, AttributeValue], extra: Extra) -> dict[str, str]:
-    """The headers that a message is stored with.
+    """The headers with which a message is stored.
 
     Args:
         attributes: Its attributes, checked.
-        extra: What else is to be kept; gets the attributes that are no headers.
+        extra: The other properties to keep; gets the attributes that are not headers.
     """
     headers: dict[str, str] = {}
     for name, one in attributes.items():
@@ -160,7 +160,7 @@ def headers_of(attributes: Mapping[str, AttributeValue], extra: Extra) -> dict[s
 
 
 def extra_of(headers: Mapping[str, str]) -> Extra:
-    """What a message's header `sqs` holds; nothing where a worker has put another one there."""
+    """The content of a message's header `sqs`; empty if a worker put another header there."""
     text = headers.get(HEADER)
     if text is None:
         return _NOTHING
@@ -173,7 +173,7 @@ def extra_of(headers: Mapping[str, str]) -> Extra:
 def attributes_of(
     headers: Mapping[str, str], extra: Extra, wanted: WantedAttributes
 ) -> dict[str, AttributeValue]:
-    """The attributes of a message that are asked for."""
+    """The wanted attributes of a message."""
     found: dict[str, AttributeValue] = {}
     for name, value in headers.items():
         is_plain = name != HEADER and not name.startswith(_RESERVED)
@@ -189,13 +189,13 @@ def _value_of(data_type: str, value: str) -> AttributeValue:
     if data_type.startswith("Binary"):
         with suppress(msgspec.ValidationError):
             return AttributeValue(data_type=data_type, binary_value=msgspec.convert(value, bytes))
-        # A worker has put it: what is no base64 is text.
+        # A worker put this value. It is not base64, so it is returned as text.
         data_type = "String"
     return AttributeValue(data_type=data_type, string_value=value)
 
 
 def source_of(headers: Mapping[str, str]) -> str | None:
-    """The name of the queue that a dead message died in; None of any other message."""
+    """The name of the queue in which a dead message died; None for any other message."""
     return headers.get(_SOURCE_HEADER)
 
 
@@ -203,7 +203,7 @@ class WantedAttributes:
     """The names of attributes that a receiver asks for.
 
     Args:
-        names: Names; `prefix.*` stands for all that begin so, `All` and `.*` for all.
+        names: The names. `prefix.*` stands for all with that prefix, `All` and `.*` for all.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -217,14 +217,14 @@ class WantedAttributes:
         return bool(self._names)
 
     def has(self, name: str) -> bool:
-        """True if an attribute is asked for."""
+        """True if an attribute is wanted."""
         return self._is_all or name in self._names or name.startswith(self._prefixes or ("\0",))
 
 
 def body_of(message: Message) -> tuple[str, bool]:
-    """The body of a message as text; True if it is base64, because SQS has no such text.
+    """The body of a message as text, and True if the text is base64.
 
-    A message that Python has put may have any bytes.
+    A message that Python put may have bytes that SQS cannot carry as text.
     """
     try:
         text = message.body.decode()
@@ -236,9 +236,9 @@ def body_of(message: Message) -> tuple[str, bool]:
 
 
 def sequence_of(message_id: str) -> str | None:
-    """The sequence number of a message, 20 digits: of two of a group the later has the higher one.
+    """The sequence number of a message, 20 digits; it rises within a group.
 
-    None of a message that was put under an id of its producer's own.
+    None for a message with an id of its producer's own.
 
     >>> sequence_of("14950404-1dd2-11b2-88ce-e7ca6830970e")
     '00000000018072585022'
@@ -250,7 +250,7 @@ def sequence_of(message_id: str) -> str | None:
 
 
 def sent_ms(message: Message) -> int:
-    """When a message was sent, epoch milliseconds; of another id its first due."""
+    """When a message was sent, epoch milliseconds; its first due if its producer made the id."""
     row_id = ids.from_text(message.id)
     if row_id is None:
         return int(message.first_due.timestamp() * 1_000)

@@ -1,4 +1,4 @@
-"""What SQS answers when it refuses: types, codes, texts and statuses as AWS's."""
+"""Refusals of SQS, with the types, codes, texts and statuses of AWS."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ _LEGACY = "AWS.SimpleQueueService."
 _CODES: Final = {
     "QueueDoesNotExist": f"{_LEGACY}NonExistentQueue",
     "QueueNameExists": "QueueAlreadyExists",
-    "BatchEntryIdsNotDistinct": f"{_LEGACY}BatchEntryIdsNotDistinct",
-    "BatchRequestTooLong": f"{_LEGACY}BatchRequestTooLong",
-    "EmptyBatchRequest": f"{_LEGACY}EmptyBatchRequest",
-    "InvalidBatchEntryId": f"{_LEGACY}InvalidBatchEntryId",
-    "TooManyEntriesInBatchRequest": f"{_LEGACY}TooManyEntriesInBatchRequest",
-    "MessageNotInflight": f"{_LEGACY}MessageNotInflight",
-    "QueueDeletedRecently": f"{_LEGACY}QueueDeletedRecently",
-    "UnsupportedOperation": f"{_LEGACY}UnsupportedOperation",
-    "PurgeQueueInProgress": f"{_LEGACY}PurgeQueueInProgress",
+    **{
+        kind: f"{_LEGACY}{kind}"
+        for kind in (
+            *("BatchEntryIdsNotDistinct", "BatchRequestTooLong", "EmptyBatchRequest"),
+            *("InvalidBatchEntryId", "TooManyEntriesInBatchRequest", "MessageNotInflight"),
+            *("QueueDeletedRecently", "UnsupportedOperation", "PurgeQueueInProgress"),
+        )
+    },
     "InvalidParameterValueException": "InvalidParameterValue",
     "MissingRequiredParameterException": "MissingParameter",
     "AccessDeniedException": "AccessDenied",
 }
-"""JSON type -> the code of the query protocol; of any other type the code is the same."""
+"""JSON type -> the code of the query protocol; any other type is its own code."""
 _STATUSES: Final = {
     "PurgeQueueInProgress": 403,
     "OverLimit": 403,
@@ -62,7 +61,7 @@ class SqsRefusal(Exception):
     Attributes:
         kind: Its type in the JSON protocol.
         code: Its code in the query protocol.
-        text: A sentence, AWS's where AWS has one.
+        text: A sentence; that of AWS if AWS has one.
     """
 
     def __init__(self, kind: str, text: str, code: str | None = None) -> None:
@@ -98,7 +97,7 @@ def wrong(value: object, parameter: str, reason: str) -> SqsRefusal:
 
 
 def invalid(text: str) -> SqsRefusal:
-    """Parameters that cannot be used, in a sentence of their own."""
+    """Parameters that are invalid for a reason of their own."""
     return SqsRefusal("InvalidParameterValueException", text)
 
 
@@ -110,7 +109,7 @@ def missing(parameter: str) -> SqsRefusal:
 
 
 def bad_handle(handle: str) -> SqsRefusal:
-    """A receipt handle that is none of this queue."""
+    """A receipt handle that is not one of this queue."""
     return SqsRefusal(
         "ReceiptHandleIsInvalid",
         f'The input receipt handle "{handle[:200]}" is not a valid receipt handle.',
@@ -123,7 +122,7 @@ def expired_handle(handle: str) -> SqsRefusal:
 
 
 def refusal_of(error: ShardqError) -> SqsRefusal:
-    """What SQS answers to an error of shardq."""
+    """The refusal of SQS for an error of shardq."""
     kinds = (
         (UnknownQueue, "QueueDoesNotExist", NO_QUEUE),
         (BadReceipt, "ReceiptHandleIsInvalid", ""),

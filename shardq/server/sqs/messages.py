@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from shardq.errors import BadReceipt, ReceiptError, ShardqError, StoreError
+from shardq.model.grants import Level
 from shardq.server.hub import check_store
-from shardq.server.sqs import attributes, beyond, contents, digest
+from shardq.server.sqs import attributes, beyond, contents, digest, shapes
+from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import (
     SqsRefusal,
     bad_handle,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardq.model.message import Message
-    from shardq.server.sqs import shapes
     from shardq.server.sqs.call import ActionCall
     from shardq.server.sqs.names import SqsQueue
 
@@ -61,6 +62,7 @@ _SYSTEM: Final = (
 _NOT_OF_TYPE = "The request include parameter that is not valid for this queue type."
 
 
+@action("SendMessage", Level.PUT, shapes.SendMessage)
 async def send_message(call: ActionCall, given: shapes.SendMessage) -> SentMessage:
     """Send a message."""
     opened = await call.queue(given.queue_url)
@@ -72,6 +74,7 @@ async def send_message(call: ActionCall, given: shapes.SendMessage) -> SentMessa
     return sending.sent(message)
 
 
+@action("SendMessageBatch", Level.PUT, shapes.SendMessageBatch)
 async def send_message_batch(call: ActionCall, given: shapes.SendMessageBatch) -> SentBatch:
     """Send messages."""
     opened = await call.queue(given.queue_url)
@@ -128,8 +131,8 @@ class _Sending:
     """A message on its way, checked.
 
     Attributes:
-        item: What is put.
-        command: What is carried out instead; None of a message.
+        item: The arguments of the put.
+        command: The command to carry out instead; None for a message.
 
     Raises:
         SqsRefusal: If it cannot be sent.
@@ -173,7 +176,7 @@ class _Sending:
             self.item["headers"] = headers
 
     async def send(self) -> Message | str:
-        """Send it; returns the message, or the id of the one that a command was about."""
+        """Send it; returns the message, or the id of the message that a command changed."""
         if self.command is not None:
             return await self.command.run(self._opened.served)
         return await self._opened.served.put(self.item)
@@ -217,7 +220,7 @@ class _Sending:
 
 
 def _loose_size(given: shapes.Attributes) -> int:
-    """About how many bytes attributes have, before they are checked."""
+    """The approximate size of attributes in bytes, before they are checked."""
     return sum(
         len(name)
         + len(one.data_type)
@@ -227,7 +230,7 @@ def _loose_size(given: shapes.Attributes) -> int:
 
 
 def _delay_s(opened: SqsQueue, given: shapes.Sending) -> int | None:
-    """The delay that a message brings; None: the queue's."""
+    """The delay of a message in seconds; None: the queue's."""
     delay_s = given.delay_seconds
     if delay_s is None or (opened.is_fifo and delay_s == 0):
         return None
@@ -266,6 +269,7 @@ def _check_group(opened: SqsQueue, given: shapes.Sending, *, is_batch: bool = Fa
 # Receiving ----------------------------------------------------------------------------------------
 
 
+@action("ReceiveMessage", Level.READ, shapes.ReceiveMessage)
 async def receive_message(call: ActionCall, given: shapes.ReceiveMessage) -> ReceivedMessages:
     """Receive messages."""
     opened = await call.queue(given.queue_url)
@@ -300,7 +304,7 @@ async def receive_message(call: ActionCall, given: shapes.ReceiveMessage) -> Rec
 
     if _SOURCE in system:
         sources = {name for one in found if (name := contents.source_of(one.headers))}
-        # Without the ARN rather than not at all: the messages are this client's already.
+        # An answer without the ARN is better than none: the messages are this client's already.
         with suppress(StoreError):
             await call.directory.learn(sources, opened.address)
 
@@ -340,7 +344,7 @@ def _received(
     if wanted and headers:
         found = contents.attributes_of(headers, extra, wanted)
     if is_encoded:
-        # Without being asked for: nobody could read the body otherwise.
+        # Also if it is not wanted, because the client could not read the body otherwise.
         found[contents.ENCODING] = AttributeValue(data_type="String", string_value="base64")
     made = Received(
         message_id=message.id,
@@ -389,6 +393,7 @@ def _first_received_ms(message: Message) -> int:
 # Ending -------------------------------------------------------------------------------------------
 
 
+@action("DeleteMessage", Level.ACK, shapes.DeleteMessage)
 async def delete_message(call: ActionCall, given: shapes.DeleteMessage) -> None:
     """End a delivery as done."""
     opened = await call.queue(given.queue_url)
@@ -398,6 +403,7 @@ async def delete_message(call: ActionCall, given: shapes.DeleteMessage) -> None:
         raise error
 
 
+@action("DeleteMessageBatch", Level.ACK, shapes.DeleteMessageBatch)
 async def delete_message_batch(call: ActionCall, given: shapes.DeleteMessageBatch) -> Batch:
     """End deliveries as done."""
     opened = await call.queue(given.queue_url)
@@ -410,7 +416,7 @@ async def delete_message_batch(call: ActionCall, given: shapes.DeleteMessageBatc
 
 async def _end(opened: SqsQueue, handles: Sequence[str]) -> list[ShardqError | SqsRefusal | None]:
     """End deliveries; returns why each was refused, or None."""
-    # In a FIFO queue the receipt of the present delivery alone ends a message.
+    # In a FIFO queue only the receipt of the present delivery ends a message.
     errors = await opened.served.ack_all(handles, redelivered=not opened.is_fifo)
     return [
         await _unended(opened, handle, error) if isinstance(error, ReceiptError) else error
@@ -431,8 +437,9 @@ async def _is_there(opened: SqsQueue, handle: str) -> bool:
     return await opened.served.queue.find(handle, near=True) is not None
 
 
+@action("ChangeMessageVisibility", Level.UPDATE, shapes.ChangeVisibility)
 async def change_message_visibility(call: ActionCall, given: shapes.ChangeVisibility) -> None:
-    """Let a delivery end at another time."""
+    """Change the visibility of a delivery."""
     opened = await call.queue(given.queue_url)
     _check_visibility(given.visibility_timeout)
     [answer] = await _extend(opened, [given.receipt_handle], given.visibility_timeout)
@@ -441,10 +448,11 @@ async def change_message_visibility(call: ActionCall, given: shapes.ChangeVisibi
         raise answer
 
 
+@action("ChangeMessageVisibilityBatch", Level.UPDATE, shapes.ChangeVisibilityBatch)
 async def change_message_visibility_batch(
     call: ActionCall, given: shapes.ChangeVisibilityBatch
 ) -> Batch:
-    """Let deliveries end at other times."""
+    """Change the visibility of deliveries."""
     opened = await call.queue(given.queue_url)
     entries = given.entries
     _check_entries([one.id for one in entries], "ChangeMessageVisibilityBatchRequestEntry")

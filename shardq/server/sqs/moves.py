@@ -6,8 +6,8 @@
                 └── the store stops ──► its server tries again, after 0.5 s to 8 s
 ```
 
-A batch may be moved before the record says so: then a crash, or a store that stops in the middle of
-the batch, leaves the count too low, never a message in two queues.
+A batch is moved before the record counts it. So a crash, or an outage within the batch, may leave
+the count too low, but never a message in two queues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from msgspec.structs import replace
 from shardq.clock import pause
 from shardq.errors import KeyTaken, ShardqError
 from shardq.model.grants import Level
+from shardq.records.actions import What
 from shardq.records.endpoints import TASKS_MAX, Endpoint, EndpointAddress, MoveTask
 from shardq.server.outages import STOPPED, Patience
+from shardq.server.sqs import shapes
+from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
 from shardq.server.sqs.queues import sources_of
 from shardq.server.sqs.shapes import MovedCount, MoveProgress, Moves, TaskHandle
@@ -34,7 +37,6 @@ from shardq.server.sqs.shapes import MovedCount, MoveProgress, Moves, TaskHandle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.server.sqs import shapes
     from shardq.server.sqs.call import ActionCall
     from shardq.server.sqs.names import Directory, SqsQueue
 
@@ -44,18 +46,19 @@ _RATE_MAX = 500
 _BATCH_MAX = 500
 _RENEW_MS = 1_000
 SILENT_MS = 10_000
-"""A task whose record was not renewed for so long has lost its server."""
+"""A task whose record was not renewed for this long has lost its server."""
 _LISTED_MAX = 10
 _NO_TASK: Final = "The task handle does not exist."
 
 
 class _Handle(msgspec.Struct):
-    """What a task handle says."""
+    """The content of a task handle."""
 
     task: str
     source: str
 
 
+@action("StartMessageMoveTask", Level.MANAGE, shapes.StartMove, What.FORWARD)
 async def start_move(call: ActionCall, given: shapes.StartMove) -> TaskHandle:
     """Begin a task."""
     source = await call.queue_of_arn(given.source_arn, "SourceArn")
@@ -85,10 +88,10 @@ async def start_move(call: ActionCall, given: shapes.StartMove) -> TaskHandle:
             target = await call.directory.find(source.address._replace(name=name))
             call.check_also(target, "SendMessage", Level.PUT)
             targets.append(target)
-    # Counted anew, for no more are moved. Those in flight, too: they may be deleted already, or be
+    # A new count, because no more messages are moved. It includes those in flight, which may be
     # visible again before the task ends.
     depth = await source.served.queue.depth()
-    # How many go to each of several is known to nobody yet: none of them may be full.
+    # The share of each of several targets is unknown, so none of them may be full.
     count = depth.total if len(targets) == 1 else 1
     for target in targets:
         await call.site.check_depth(call.caller, target.served, count)
@@ -116,18 +119,20 @@ async def start_move(call: ActionCall, given: shapes.StartMove) -> TaskHandle:
     return TaskHandle(task_handle=_handle_of(task, source.address))
 
 
+@action("ListMessageMoveTasks", Level.GET, shapes.ListMoves)
 async def list_moves(call: ActionCall, given: shapes.ListMoves) -> Moves:
     """List the tasks of a queue."""
     most = 1 if given.max_results is None else given.max_results
     if not 1 <= most <= _LISTED_MAX:
         raise wrong(most, "MaxResults", f"Must be between 1 and {_LISTED_MAX}, if provided.")
     source = await call.queue_of_arn(given.source_arn, "SourceArn")
-    # The record as it is now: another server may carry the task out.
+    # The record is reread, because another server may carry the task out.
     endpoint = await call.directory.change(source, lambda _: None)
     resume(call.directory, source)
     return Moves(results=[_shown(one, source.address) for one in endpoint.tasks[:most]])
 
 
+@action("CancelMessageMoveTask", Level.MANAGE, shapes.TaskHandle, What.FORWARD)
 async def cancel_move(call: ActionCall, given: shapes.TaskHandle) -> MovedCount:
     """Cancel a task."""
     handle = _handle_from(given.task_handle)
@@ -203,7 +208,7 @@ def _begin(directory: Directory, source: SqsQueue, task: MoveTask) -> None:
 
 
 class _Mover:
-    """Carries out a task in this server, until it is done or another server does.
+    """Carries out a task in this server, until it is done or another server takes it over.
 
     Args:
         directory: Finds queues.
@@ -219,9 +224,9 @@ class _Mover:
         self._moved = 0
         """Messages moved and not in the record yet."""
         self._written = {task.at_ms: 0}
-        """`at_ms` of each record of this mover that may be stored -> how many of `_moved` it has.
+        """`at_ms` of each record of this mover that may be stored -> its part of `_moved`.
 
-        There are two while it is unknown if the last write was applied.
+        There are two while it is unknown whether the last write was applied.
         """
         self._patience = Patience()
 
@@ -233,7 +238,7 @@ class _Mover:
             self._directory.movers.pop(self._task.id, None)
 
     async def _persist(self) -> None:
-        """Try again until the task has ended, whenever the store has stopped."""
+        """Carry the task out, and try again after each outage of the store."""
         while not await self._try():
             await self._patience.wait()
 
@@ -275,7 +280,7 @@ class _Mover:
     async def _batch(self, target: SqsQueue | None) -> bool:
         """Move some messages; False once the task has ended."""
         begun_us = self._site.clock.boot_us()
-        # Two tasks that move to each other would never end if they moved what arrives meanwhile.
+        # Two tasks that move to each other would never end if they moved later arrivals.
         left = self._task.total - self._task.moved - self._moved
         if left <= 0:
             await self._end("COMPLETED")
@@ -295,13 +300,13 @@ class _Mover:
         if is_due and not await self._renew():
             return False
         if self._task.rate:
-            # As many as a second may have were moved: the rest of it passes.
+            # This second's messages were moved: wait for its end.
             spent_s = (self._site.clock.boot_us() - begun_us) / 1_000_000
             await pause(max(0.0, 1 - spent_s))
         return True
 
     async def _renew(self) -> bool:
-        """Store how far the task is; False if it was cancelled, or another server has it."""
+        """Store the progress of the task; False if it was cancelled, or another server has it."""
         task = await self._store(lambda task: task)
         return task is not None and task.status == "RUNNING"
 

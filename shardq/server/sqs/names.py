@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardq.server.site import Site
 
 _CACHED_US = 3_000_000
-"""What one server changes, others follow within 5 s, as they do a queue's settings."""
+"""Changes of one server reach the others within 5 s, as those of a queue's settings do."""
 _MAKING_MS = 60_000
 _DEPTH_CACHED_US = 1_000_000
 _ENDPOINTS_MAX = 10_000
@@ -57,8 +57,8 @@ class SqsQueue:
         address: Its account, region and name.
         endpoint: Its record, as it was read last.
         served: The queue.
-        until_us: When the record is to be read again, microseconds since boot.
-        is_asked: True if requests have asked for it since its record was read.
+        until_us: When the record is to be reread, microseconds since boot.
+        is_asked: True if a request asked for it since its record was read.
     """
 
     address: EndpointAddress
@@ -79,7 +79,7 @@ class SqsQueue:
         self._depth = None
 
     async def depth(self, now_us: int) -> Depth:
-        """How many messages there are; others' changes are seen within a second."""
+        """How many messages there are; changes of other processes are seen within a second."""
         if self._depth is None or now_us >= self._depth_until_us:
             self._depth = depth = await self.served.queue.depth()
             self._depth_until_us = now_us + _DEPTH_CACHED_US
@@ -88,16 +88,16 @@ class SqsQueue:
 
 
 class Directory:
-    """Finds the queues of SQS clients. It is used by one event loop.
+    """Finds the queues of SQS clients. One event loop uses it.
 
     Args:
-        site: Where requests are answered.
-        on_read: Called with this and a queue whose record was read anew.
+        site: The site that answers requests.
+        on_read: Called with the directory and a queue whose record was read anew.
 
     Attributes:
-        site: Where requests are answered.
+        site: The site that answers requests.
         endpoints: The records.
-        movers: Id of a move task -> what carries it out in this server.
+        movers: Id of a move task -> the task of asyncio that carries it out in this server.
     """
 
     def __init__(self, site: Site, on_read: Callable[[Directory, SqsQueue], None]) -> None:
@@ -136,10 +136,9 @@ class Directory:
         return opened
 
     async def _reread(self, first: SqsQueue) -> None:
-        """Read the records of a queue and of others in use whose time is over soon: one read.
+        """Reread by one read the records of a queue and of others in use that expire soon.
 
-        A record that is gone, damaged, or of a queue made anew is left to a request that asks for
-        it.
+        A record that is gone, damaged, or of a queue made anew is left to the next request for it.
         """
         account, region, _ = first.address
         until_us = self.site.clock.boot_us() + _CACHED_US
@@ -186,13 +185,13 @@ class Directory:
         return made
 
     def _remove_old(self, address: EndpointAddress, endpoint: Endpoint) -> None:
-        """Remove the endpoint of a queue that was dropped, and not that of one being made."""
+        """Remove the endpoint of a dropped queue, but not the endpoint of a queue being made."""
         store, name = self.site.connection._home.store, endpoint.queue
         record = stored_record(store, name)
         dropped_ms = 0
         if record is not None:
             dropped_ms = Settings.from_json(record.settings, name).purged_before_us // 1_000
-        # A queue is made right after its endpoint, or never if the server died in between.
+        # A queue is made right after its endpoint, or never if its server died in between.
         if max(dropped_ms, self.site.clock.now_ms() - _MAKING_MS) > endpoint.made_ms:
             self.endpoints.remove(address, endpoint.made_ms)
 
@@ -218,7 +217,7 @@ class Directory:
             self.site.served.forget(found.served.name)
 
     async def all(self, account: str, region: str) -> dict[str, Endpoint | None]:
-        """Name -> the endpoint of all queues, sorted; None of one that SQS never asked for."""
+        """Name -> endpoint of all queues, sorted; None if no SQS client asked for the queue yet."""
 
         def read() -> dict[str, Endpoint | None]:
             found: dict[str, Endpoint | None] = dict(self.endpoints.all(account, region))
@@ -247,10 +246,10 @@ class Directory:
         return made
 
     async def learn(self, queues: Iterable[str], near: EndpointAddress) -> None:
-        """Find, for `arn_of`, the addresses of queues whose names in shardq do not show them.
+        """Find, for `arn_of`, the addresses of queues with hashed names in shardq.
 
         Args:
-            queues: The names. The store is read once for those that are new.
+            queues: The names. The store is read once for new ones.
             near: A queue of the same account and region.
 
         Raises:
@@ -265,9 +264,9 @@ class Directory:
         self._hashed.update({name: there.get(name) for name in new})
 
     def arn_of(self, queue: str, near: EndpointAddress) -> str | None:
-        """The ARN of a queue by its name in shardq; None if SQS clients have none of it.
+        """The ARN of a queue by its name in shardq; None if it has none.
 
-        One that `learn` has not found has none either.
+        A hashed name has none before `learn` has found its address.
 
         Args:
             queue: Its name.
@@ -325,7 +324,7 @@ def check_name(name: str, *, is_fifo: bool) -> None:
     """Refuse a name that a new queue cannot have.
 
     Raises:
-        SqsRefusal: If it has other characters, or `.fifo` at its end and is no FIFO queue's.
+        SqsRefusal: If it has other characters, or ends in `.fifo` without being a FIFO queue's.
     """
     if is_fifo and not _FIFO_NAME.fullmatch(name):
         raise invalid(
@@ -339,17 +338,17 @@ def check_name(name: str, *, is_fifo: bool) -> None:
 
 
 def address_of(url: str, account: str, region: str) -> EndpointAddress:
-    """The address that a queue's url, or its bare name, stands for.
+    """The address of a queue's url or bare name.
 
     The host does not matter: containers and proxies know the server under other names.
 
     Args:
-        url: As the client has it.
+        url: The url or name as the client has it.
         account: The account of a bare name.
         region: The region of the request.
 
     Raises:
-        SqsRefusal: If it can be no queue's url.
+        SqsRefusal: If it cannot be a queue's url.
 
     >>> address_of("http://sqs:9324/000000000000/mail", "1" * 12, "eu-west-1")
     EndpointAddress(account='000000000000', region='eu-west-1', name='mail')

@@ -1,7 +1,7 @@
-"""Policies of queues: who of other accounts may do what. What cannot be evaluated is refused.
+"""Policies of queues: the rights of other accounts. A policy that cannot be evaluated is refused.
 
-A policy is evaluated for callers of other accounts, to whom it allows, and for all callers that it
-denies. What a caller of the queue's own account may do, its key says.
+A policy allows actions to callers of other accounts, and denies actions to any caller. Callers of
+the queue's own account have the rights of their keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATTERN_STARS_MAX = 5
 """Stars of a pattern: with many of them matching would be slow."""
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _PRINCIPAL = re.compile(r"arn:aws:iam::([0-9]{12}):root")
-"""The ARN of a whole account: users and roles, which it has in AWS, are unknown here."""
+"""The ARN of a whole account: the users and roles of AWS are unknown here."""
 _ACTION = re.compile(r"(?:\*|sqs:(?:\*|[A-Za-z]{1,40}\*?))", re.IGNORECASE)
 SHARED: Final = frozenset(
     {
@@ -40,7 +40,7 @@ SHARED: Final = frozenset(
 
 
 class Statement(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, omit_defaults=True):
-    """A statement of a policy, with the parts that can be evaluated."""
+    """A statement of a policy; all its parts can be evaluated."""
 
     sid: str | None = None
     effect: Literal["Allow", "Deny"]
@@ -66,7 +66,7 @@ class AskedAccess(msgspec.Struct, frozen=True):
         action: The name of the action.
         arn: The queue's ARN.
         client: The caller's address.
-        source_arn: The ARN of the resource in whose name it asks; empty without one.
+        source_arn: The ARN of the resource on whose behalf it asks; empty without one.
     """
 
     account: str
@@ -81,7 +81,7 @@ def read(text: str) -> QueuePolicy:
     """A policy by its text; for equal texts the same object.
 
     Raises:
-        SqsRefusal: If it is none, or has a part that cannot be evaluated.
+        SqsRefusal: If the text is no policy, or has a part that cannot be evaluated.
     """
     if len(text) > _CHARS_MAX:
         raise _invalid(f"it has more than {_CHARS_MAX} characters")
@@ -143,7 +143,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def accounts_of(statement: Statement) -> set[str]:
-    """The accounts that a statement is about; `*` is all.
+    """The accounts of a statement; `*` is all.
 
     Raises:
         SqsRefusal: If its principal is not `*`, accounts, or ARNs of whole accounts.
@@ -173,7 +173,7 @@ def accounts_of(statement: Statement) -> set[str]:
 
 
 def decide(policy: QueuePolicy, asked: AskedAccess) -> bool | None:
-    """True if a policy allows what is asked, False if it denies it; None if it says neither."""
+    """True if a policy allows the access, False if it denies it; None if it does neither."""
     decisions = {
         statement.effect for statement in statements_of(policy) if _applies(statement, asked)
     }
@@ -252,8 +252,8 @@ def with_permission(
     """The text of a policy with one more statement.
 
     Raises:
-        SqsRefusal: If the label is taken, an account or action is none, or the policy would have
-            more statements or characters than it may.
+        SqsRefusal: If the label is taken, an account or action is invalid, or the policy would
+            have too many statements or characters.
     """
     if not (accounts and all(map(_ACCOUNT.fullmatch, accounts))):
         raise wrong(list(accounts), "PrincipalId", "Unable to verify.")
@@ -297,7 +297,7 @@ def without_permission(text: str, label: str) -> str:
     """The text of a policy without a statement; empty if that was its last.
 
     Raises:
-        SqsRefusal: If it has none of the label.
+        SqsRefusal: If it has no statement with the label.
     """
     made = read(text) if text else None
     statements = [] if made is None else statements_of(made)

@@ -42,7 +42,7 @@ class Json:
         """The input of an action.
 
         Raises:
-            SqsRefusal: If it is none.
+            SqsRefusal: If the request has no such input.
         """
         try:
             return action.decoder.decode(self._body or b"{}")
@@ -76,7 +76,7 @@ class Query:
         """Read the form.
 
         Raises:
-            SqsRefusal: If it is none.
+            SqsRefusal: If the request has no such input.
         """
         self._fields = xml.fields_of(self._request.query, self._request.body)
         self.action = self._fields.pop("Action", "")
@@ -85,7 +85,7 @@ class Query:
         """The input of an action.
 
         Raises:
-            SqsRefusal: If it is none.
+            SqsRefusal: If the request has no such input.
         """
         given = xml.input_of(self._fields)
         if "QueueUrl" not in given and self._request.path.count("/") > 1:

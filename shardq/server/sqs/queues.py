@@ -14,7 +14,8 @@ from shardq.model import names
 from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.records.endpoints import Endpoint, EndpointAddress
-from shardq.server.sqs import attributes, policy
+from shardq.server.sqs import attributes, policy, shapes
+from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import NoQueue, SqsRefusal, invalid, missing, wrong
 from shardq.server.sqs.names import FIFO, check_name, is_account, is_name
 from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, SourceUrls, Tags
@@ -22,7 +23,6 @@ from shardq.server.sqs.shapes import QueueAttributes, QueueUrl, QueueUrls, Sourc
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardq.server.sqs import shapes
     from shardq.server.sqs.call import ActionCall
     from shardq.server.sqs.names import SqsQueue
 
@@ -41,6 +41,7 @@ def url_of(call: ActionCall, address: EndpointAddress) -> str:
     return f"{request.scheme}://{request.host}/{address.account}/{address.name}"
 
 
+@action("CreateQueue", Level.CREATE, shapes.CreateQueue)
 async def create_queue(call: ActionCall, given: shapes.CreateQueue) -> QueueUrl:
     """Make a queue; one that exists with the same attributes is found."""
     asked = given.attributes or {}
@@ -86,7 +87,7 @@ async def _make(
         attributes=attributes.merged({}, wanted),
         tags=dict(tags),
     )
-    # The endpoint first: a queue that has none is taken for one that Python has made.
+    # The endpoint is made first: a queue without one counts as made by Python.
     stored = await threads.call(lambda: directory.endpoints.make(address, made))
     _check_same(stored, address, wanted)
     settings = _durations(stored) | await _deaths(call, stored, address)
@@ -96,7 +97,7 @@ async def _make(
         await threads.call(lambda: directory.endpoints.remove(address, stored.made_ms))
         raise
     if address.name.endswith(FIFO):
-        # Else the first message would wait until consumers have read of its lane.
+        # Else the first message would wait until consumers know its lane for groups.
         await served.call(lambda queue: queue._home.register.use_groups())
     await directory.open(address, stored)
     await call.site.record(call.caller, "sqs", What.CREATE, address.name)
@@ -129,7 +130,7 @@ async def _check_target(
         return
     redrive = attributes.redrive_of(text, address)
     try:
-        # What dies is put there.
+        # Dead messages are put there.
         target = await call.also("SendMessage", Level.PUT).opened(redrive.target)
     except NoQueue as error:
         raise wrong(text, "RedrivePolicy", "Dead letter target does not exist.") from error
@@ -143,6 +144,7 @@ async def _check_target(
         )
 
 
+@action("GetQueueUrl", Level.GET, shapes.GetQueueUrl)
 async def get_queue_url(call: ActionCall, given: shapes.GetQueueUrl) -> QueueUrl:
     """Find a queue by its name."""
     if not is_name(given.queue_name) or not is_account(given.owner or call.account):
@@ -152,6 +154,7 @@ async def get_queue_url(call: ActionCall, given: shapes.GetQueueUrl) -> QueueUrl
     return QueueUrl(queue_url=url_of(call, address))
 
 
+@action("ListQueues", Level.GET, shapes.ListQueues)
 async def list_queues(call: ActionCall, given: shapes.ListQueues) -> QueueUrls:
     """List queues, by name."""
     prefix = given.queue_name_prefix or ""
@@ -163,6 +166,7 @@ async def list_queues(call: ActionCall, given: shapes.ListQueues) -> QueueUrls:
     return QueueUrls(queue_urls=urls or None, next_token=token)
 
 
+@action("ListDeadLetterSourceQueues", Level.GET, shapes.ListSources)
 async def list_dead_letter_source_queues(call: ActionCall, given: shapes.ListSources) -> SourceUrls:
     """List the queues of which a queue is the dead-letter queue."""
     opened = await call.queue(given.queue_url)
@@ -219,6 +223,7 @@ def _last_of(token: str) -> str:
     return last
 
 
+@action("GetQueueAttributes", Level.GET, shapes.GetQueueAttributes)
 async def get_queue_attributes(
     call: ActionCall, given: shapes.GetQueueAttributes
 ) -> QueueAttributes:
@@ -232,6 +237,7 @@ async def get_queue_attributes(
     return QueueAttributes(attributes=found or None)
 
 
+@action("SetQueueAttributes", Level.MANAGE, shapes.SetQueueAttributes, What.ALTER)
 async def set_queue_attributes(call: ActionCall, given: shapes.SetQueueAttributes) -> None:
     """Change attributes of a queue."""
     opened = await call.queue(given.queue_url)
@@ -260,6 +266,7 @@ async def _change_attributes(call: ActionCall, opened: SqsQueue, wanted: Mapping
         await opened.served.queue.alter(**settings)
 
 
+@action("PurgeQueue", Level.DELETE, shapes.OfQueue, What.PURGE)
 async def purge_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     """Delete all messages of a queue."""
     opened = await call.queue(given.queue_url)
@@ -280,6 +287,7 @@ async def purge_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     await call.directory.change(opened, lambda before: replace(before, purged_ms=now_ms))
 
 
+@action("DeleteQueue", Level.DELETE, shapes.OfQueue, What.DROP)
 async def delete_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     """Delete a queue with all its messages."""
     opened = await call.queue(given.queue_url)
@@ -293,12 +301,14 @@ async def delete_queue(call: ActionCall, given: shapes.OfQueue) -> None:
 # Tags and permissions -----------------------------------------------------------------------------
 
 
+@action("ListQueueTags", Level.GET, shapes.OfQueue)
 async def list_queue_tags(call: ActionCall, given: shapes.OfQueue) -> Tags:
     """List the tags of a queue."""
     opened = await call.queue(given.queue_url)
     return Tags(tags=opened.endpoint.tags or None)
 
 
+@action("TagQueue", Level.MANAGE, shapes.TagQueue, What.ALTER)
 async def tag_queue(call: ActionCall, given: shapes.TagQueue) -> None:
     """Set tags of a queue."""
     opened = await call.queue(given.queue_url)
@@ -314,6 +324,7 @@ async def tag_queue(call: ActionCall, given: shapes.TagQueue) -> None:
     await call.directory.change(opened, change)
 
 
+@action("UntagQueue", Level.MANAGE, shapes.UntagQueue, What.ALTER)
 async def untag_queue(call: ActionCall, given: shapes.UntagQueue) -> None:
     """Remove tags of a queue."""
     opened = await call.queue(given.queue_url)
@@ -339,6 +350,7 @@ def _check_tags(tags: Mapping[str, str], name: str) -> None:
             raise invalid("Tag values must be between 0 and 256 characters in length.")
 
 
+@action("AddPermission", Level.MANAGE, shapes.AddPermission, What.ALTER)
 async def add_permission(call: ActionCall, given: shapes.AddPermission) -> None:
     """Add a statement to the policy of a queue."""
     opened = await call.queue(given.queue_url)
@@ -363,6 +375,7 @@ async def add_permission(call: ActionCall, given: shapes.AddPermission) -> None:
     await call.directory.change(opened, change)
 
 
+@action("RemovePermission", Level.MANAGE, shapes.RemovePermission, What.ALTER)
 async def remove_permission(call: ActionCall, given: shapes.RemovePermission) -> None:
     """Remove a statement from the policy of a queue."""
     opened = await call.queue(given.queue_url)

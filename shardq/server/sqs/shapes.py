@@ -1,4 +1,4 @@
-"""The inputs and outputs of SQS's actions, under AWS's names on the wire."""
+"""The inputs and outputs of SQS's actions, with AWS's names on the wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Shape(msgspec.Struct, kw_only=True, rename="pascal", omit_defaults=True):
 
 
 class OfQueue(Shape):
-    """An input that names a queue, and all inputs of which that is the whole."""
+    """An input that names a queue."""
 
     queue_url: str
 
@@ -26,7 +26,7 @@ class AttributeValue(Shape):
         data_type: `String`, `Number` or `Binary`, or one of them with `.` and a label.
         string_value: The value of the first two.
         binary_value: The value of the third; base64 on the wire.
-        string_list_values: Not implemented by AWS either.
+        string_list_values: AWS does not implement it either.
         binary_list_values: Likewise.
     """
 
@@ -141,7 +141,7 @@ class Tags(Shape):
 
 
 class Sending(Shape):
-    """What a message is sent with, alone or in a batch."""
+    """The fields of a message to send, alone or in a batch."""
 
     message_body: str = ""
     delay_seconds: int | None = None
@@ -190,7 +190,7 @@ class FailedEntry(Shape, omit_defaults=False):
 
 
 class SentBatch(Shape):
-    """What became of a batch of messages."""
+    """The results of a batch of messages."""
 
     successful: list[SentMessage]
     failed: list[FailedEntry]
@@ -214,7 +214,7 @@ class Received(Shape):
     message_id: str
     receipt_handle: str
     body_digest: str = msgspec.field(name="MD5OfBody")
-    # Without a default, so that one without text is written, too: clients read it unasked.
+    # No default, so that an empty body is written, too: clients always read this field.
     body: str
     attributes: dict[str, str] | None = None
     attributes_digest: str | None = msgspec.field(name="MD5OfMessageAttributes", default=None)
@@ -247,7 +247,7 @@ class DeleteMessageBatch(OfQueue):
 
 
 class ChangeVisibility(OfQueue):
-    """Lets a delivery end at another time."""
+    """Changes the visibility of a delivery."""
 
     receipt_handle: str
     visibility_timeout: int
@@ -262,7 +262,7 @@ class ChangeEntry(Shape):
 
 
 class ChangeVisibilityBatch(OfQueue):
-    """Lets deliveries end at other times."""
+    """Changes the visibility of deliveries."""
 
     entries: list[ChangeEntry] = []
 
@@ -274,7 +274,7 @@ class Done(Shape):
 
 
 class Batch(Shape):
-    """What became of a batch."""
+    """The results of a batch."""
 
     successful: list[Done]
     failed: list[FailedEntry]
@@ -289,7 +289,7 @@ class StartMove(Shape):
 
 
 class TaskHandle(Shape):
-    """A move task, to be cancelled by it."""
+    """The handle by which a move task is cancelled."""
 
     task_handle: str
 
@@ -302,7 +302,7 @@ class ListMoves(Shape):
 
 
 class MoveProgress(Shape, kw_only=True):
-    """A move task and how far it is."""
+    """A move task and its progress."""
 
     task_handle: str | None = None
     status: str
@@ -322,6 +322,6 @@ class Moves(Shape):
 
 
 class MovedCount(Shape):
-    """How many messages a task has moved that was cancelled."""
+    """How many messages a cancelled task moved."""
 
     moved: int = msgspec.field(name="ApproximateNumberOfMessagesMoved")

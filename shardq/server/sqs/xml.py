@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
+from shardq.server.sqs.contents import CONTROL
 from shardq.server.sqs.errors import SqsRefusal
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ _ELEMENTS: Final = {
     "Failed": "BatchResultErrorEntry",
 }
 _ENTRIES: Final = {field: (element, *parts) for element, (field, *parts) in _MAPS.items()}
-_CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def fields_of(query: str, body: bytes) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _fields(tree: Mapping[str, Any]) -> dict[str, Any]:
                 # CreateQueue has them in lower case.
                 found["tags"] = entries
         elif name in _EMPTY and not value:
-            # As old SDKs write an empty list or map.
+            # Old SDKs write an empty list or map like this.
             found[name] = [] if name in _LISTS.values() else {}
         else:
             found[name] = value
@@ -177,5 +177,5 @@ def _element(action: str, name: str, value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    # A bare CR would be read as a line feed. What XML cannot hold at all is in no message.
-    return escape(_CONTROL.sub("\ufffd", value), {"\r": "&#13;", '"': "&quot;"})
+    # A bare CR would be read as a line feed. No message has other characters that XML lacks.
+    return escape(CONTROL.sub("\ufffd", value), {"\r": "&#13;", '"': "&quot;"})
