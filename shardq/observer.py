@@ -514,7 +514,9 @@ class _QueueLook:
             **self.rates._asdict(),
             late_ms=late_ms,
             late_day_ms=late_day_ms,
-            uncounted=tuple((one.member, one.at_ms) for one in self.stored.gaps(self.now_ms)),
+            uncounted=tuple(
+                (row.process, row.late_ms or row.at_ms) for row in self.stored.gaps(self.now_ms)
+            ),
             lanes=tuple(self._lanes(locks)),
             members=tuple(_member(name, beat, self.layout, self.now_ms) for name, beat in members),
             producers=tuple(self.stored.recent_producers(self.now_ms).most_common()),

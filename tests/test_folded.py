@@ -65,15 +65,11 @@ class World:
     def fold(self) -> int:
         return fold(self.store, self.clock, self.register)
 
-    def mend(self, by: int = 0, farthest_ms: int = 0) -> None:
+    def mend(self, by: int = 0) -> None:
         stored, now_ms = self.stored(), self.clock.now_ms()
-        folded = stored.mended(
-            by,
-            counted_ms=now_ms,
-            farthest_ms=farthest_ms,
-            layout=self.register.layout,
-            now_ms=now_ms,
-        )
+        folded = stored.settled(self.register.layout, now_ms)
+        folded.mended += by
+        folded.mended_ms = now_ms
         assert write_folded(self.store, stored, folded, now_ms)
 
     def stored(self) -> Stored:
@@ -88,7 +84,7 @@ class World:
         return [member for _, member in sorted(self.store.notes(STATS, (self.queue,)))]
 
     def gaps(self) -> list[str]:
-        return [one.member for one in self.stored().gaps(self.clock.now_ms())]
+        return [row.process for row in self.stored().gaps(self.clock.now_ms())]
 
 
 @pytest.fixture(params=["memory", pytest.param("cassandra", marks=pytest.mark.cassandra)])

@@ -17,7 +17,7 @@ from pyspark_shardq.runs import PLAN, UNDONE, SparkRun
 from pyspark_shardq.writing import _Writer
 from shardq.errors import StoreUnavailable, UsageError
 from shardq.inspection.depth import DepthCounter
-from shardq.inspection.mend import Mender, last_of
+from shardq.inspection.mend import Mender, result_of
 from shardq.lifecycle.home import Home
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids
@@ -536,15 +536,16 @@ def test_what_a_full_count_has_found_of_a_run_that_goes_on_is_counted_once(
     mender = Mender(store, here.clock, here.register)
 
     def count() -> int:
-        begun = mender.begin()
-        found = last_of(DepthCounter(store, here.clock, here.register).inventory())
-        return mender.end(begun, found)[0]
+        counting = DepthCounter(store, here.clock, here.register).inventory()
+        return result_of(mender.mend(counting), here.clock)[0]
 
     here.write(here.rows(7_200_000, 7_300_000))
     here.clock.advance(10)
     assert count() == 2
     runs.write_totals(store, here.register, here.run, Totals(put=2))
-    assert [one.is_late for one in stored_totals(store, key).gaps(here.clock.now_ms())] == [True]
+    assert [row.late_ms > 0 for row in stored_totals(store, key).gaps(here.clock.now_ms())] == [
+        True
+    ]
     here.clock.advance(10)
     assert count() == -2
     stored = stored_totals(store, key)

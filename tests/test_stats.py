@@ -237,7 +237,7 @@ def test_a_consumer_that_crashed_is_told_apart_from_one_that_ended() -> None:
                 queue.close()
         stage.clock.advance(6)
         gaps = stored_totals(stage._store, "mail").gaps(stage.clock.now_ms())
-        assert [gap.member for gap in gaps] == ["c1"]
+        assert [row.process for row in gaps] == ["c1"]
 
 
 def test_receive_counts_how_late_it_delivers() -> None:

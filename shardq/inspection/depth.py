@@ -418,5 +418,5 @@ def may_be_doomed(register: Register, stored: Stored) -> bool:
     # A dead message was due when it entered.
     if not purged_ms or is_dead_queue(register.name):
         return False
-    is_counted = stored.mended_ms >= purged_ms + PURGE_MS
+    is_counted = stored.folded.mended_ms >= purged_ms + PURGE_MS
     return not is_counted or stored.doomed > 0 or stored.folded.former > 0

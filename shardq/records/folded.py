@@ -9,7 +9,13 @@
    └ fold: rows of ended processes are added to it, by compare and set; the next fold deletes them
 ```
 
-`stats.py` writes the rows, `inspection/mend.py` counts messages.
+Two things are counted. What a queue has done, `put`, `acked` and so on, only the processes know
+that did it: each adds it up, and stores its sum within 2 s (`stats.py`). A process that is killed
+takes up to 2 s of these numbers with it, and nothing can tell which. What a queue holds, its rows
+tell: `depth` counts near ones where they are. Far ones, and a queue's `depth_max`, cost too much to
+count each time. They are taken from `present`, the puts less the ends. This difference a count of
+every row corrects (`inspection/mend.py`): what it finds beyond `present` is added to `mended`, and
+to no other number.
 """
 
 from __future__ import annotations
@@ -114,21 +120,6 @@ class Folded(Totals):
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
-    """A process that was counting when it stored its totals last.
-
-    Attributes:
-        member: Its name.
-        at_ms: When it stored them, epoch milliseconds.
-        is_late: True if it was frozen and continued; False if it has stored nothing since.
-    """
-
-    member: str
-    at_ms: int
-    is_late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
     """The totals that a queue's processes have stored, by one read.
 
@@ -150,11 +141,6 @@ class Stored:
     text: str | None
 
     @property
-    def mended_ms(self) -> int:
-        """When the last full count whose result is in the totals began; 0: never."""
-        return self.folded.mended_ms
-
-    @property
     def doomed(self) -> int:
         """Messages that the last purge covers and nobody has deleted yet."""
         folded = self.folded
@@ -170,25 +156,17 @@ class Stored:
         counted += [counts for began, counts in self.folded.hours.items() if began >= minute]
         return sum(put for put, _ in counted), sum(gone for _, gone in counted)
 
-    def counting(self, now_ms: int) -> list[Counting]:
-        """Processes that count now: counts of their last 2 s may not be stored."""
-        return [
-            Counting(row.process, row.at_ms)
-            for row in self.rows
-            if row.is_open and abs(now_ms - row.at_ms) <= OPEN_MS
-        ]
+    def counting(self, now_ms: int) -> list[StatsRow]:
+        """Rows of processes that count now: counts of their last 2 s may not be stored."""
+        return [row for row in self.rows if row.is_open and abs(now_ms - row.at_ms) <= OPEN_MS]
 
-    def gaps(self, now_ms: int) -> list[Counting]:
-        """Processes whose counts may be missing, or counted twice, since the last full count.
+    def gaps(self, now_ms: int) -> list[StatsRow]:
+        """Rows whose counts may be missing, or counted twice, since the last full count.
 
-        They were counting and have stored nothing for 5 s, because they crashed, were frozen, or
-        were cut off from the store. Some may have continued since.
+        Their processes were counting and have stored nothing for 5 s, because they crashed, were
+        frozen, or were cut off from the store. Some may have continued since.
         """
-        return [
-            Counting(row.process, row.late_ms or row.at_ms, is_late=row.late_ms > 0)
-            for row in (*self.rows, *self.left_out)
-            if self.is_gap(row, now_ms)
-        ]
+        return [row for row in (*self.rows, *self.left_out) if self.is_gap(row, now_ms)]
 
     def lateness(self, now_ms: int) -> Lateness:
         """Lateness of the deliveries of this minute and the four before."""
@@ -234,25 +212,17 @@ class Stored:
                 found.merge(late)
         return found
 
-    def mended(
-        self, by: int, *, counted_ms: int, farthest_ms: int, layout: Layout, now_ms: int
-    ) -> Folded:
-        """The folded row after a full count, for `write_folded`.
+    def settled(self, layout: Layout, now_ms: int) -> Folded:
+        """The folded row after a full count, without its result.
+
+        Rows from before the clock was set back are folded: no later count could settle them.
 
         Args:
-            by: Messages that the count has found beyond the totals; below 0: fewer.
-            counted_ms: When the count began, epoch milliseconds.
-            farthest_ms: The due of the last row that it saw.
             layout: The queue's layout.
             now_ms: Epoch milliseconds.
         """
-        # Rows from before the clock was set back are folded now: no later count could settle them.
         ahead = [row for row in self.rows if self.is_gap(row, now_ms) and _is_ahead(row, now_ms)]
-        made = self.folded.with_rows(ahead, layout, now_ms)
-        made.mended += by
-        made.farthest_ms = max(made.farthest_ms, farthest_ms)
-        made.mended_ms = counted_ms
-        return made
+        return self.folded.with_rows(ahead, layout, now_ms)
 
     def is_gap(self, row: StatsRow, now_ms: int) -> bool:
         """True if counts of a row may be missing, or be counted twice."""
@@ -374,13 +344,13 @@ def _read(store: Noted, queue: str, wrong: dict[tuple[int, str], str] | None) ->
     """The rows of a queue; damaged ones are added to `wrong`, or raised if that is None."""
     folded, text = Folded(), None
     found: list[StatsRow] = []
-    for key, told in sorted(store.notes(STATS, (queue,)).items()):
+    for key, stored in sorted(store.notes(STATS, (queue,)).items()):
         try:
             if key == (MINUTE, MEMBER):
-                text = told
-                folded = Folded.from_json(told, queue, key)
+                text = stored
+                folded = Folded.from_json(stored, queue, key)
             else:
-                row = StatsRow.from_json(told, queue, key)
+                row = StatsRow.from_json(stored, queue, key)
                 row.minute, row.member = key
                 found.append(row)
         except StoreCorrupt as error:

@@ -226,7 +226,7 @@ def write_totals(
     # No line says when its last row is due: whoever counts looks as far as there may be rows.
     farthest_ms = LATEST_MS if totals.put else 0
     try:
-        mended_ms = stored_totals(store, register.totals_key).mended_ms
+        mended_ms = stored_totals(store, register.totals_key).folded.mended_ms
     except StoreCorrupt:
         # Whoever deletes what is damaged counts every row.
         mended_ms = 0
