@@ -181,7 +181,7 @@ def test_who_is_not_stored_for_5_s_says_so_and_goes_on_in_another_row(
     stage.clock.advance(6)
     until(lambda: told(stage) == [(1, False)])
     [late] = stored_totals(stage._store, "mail").gaps(stage.clock.true_ms())
-    assert late.is_late
+    assert late.late_ms
     queue.put("x")
     stage.clock.advance(0.05)
     until(lambda: told(stage) == [(1, False), (1, True)])
@@ -362,7 +362,7 @@ def test_an_idle_child_s_totals_are_stored_beside_its_parent_s(tmp_path: Path) -
     print(queue.totals().put, sorted(row.put for row in rows()))
     # Of a process that is gone, and has told of no end.
     gaps = stored_totals(db._home.store, "mail").gaps(db._home.clock.now_ms() + 6_000)
-    print(sum(one.member.endswith(f":{child}") for one in gaps))
+    print(sum(row.process.endswith(f":{child}") for row in gaps))
     """
     assert run(tmp_path, script) == ["7", "3 [1, 2]", "1"]
 
