@@ -245,3 +245,25 @@ def test_a_fire_time_that_is_skipped_counts_for_none(stage: Stage, queue: Queue)
     queue.every("10s", b"", name="slow", overlap="skip", count=2)
     stage.drive(Consumer(queue, fail_once), seconds=65)
     assert tries == ["08:00:10", "08:00:10", "08:00:30"]
+
+
+def test_members_that_fire_at_once_agree_whether_the_last_run_has_ended(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="slow", overlap="skip")
+    one, other = (ScheduleFiring(stage.connect().queue("mail")._home) for _ in range(2))
+    stage.clock.advance(10)
+    one.fire(["slow"])
+    [last] = queue.receive()
+    stage.clock.advance(10)
+
+    def end_and_fire() -> None:
+        queue.ack(last)
+        stage.faults.call("insert", lambda: stage.faults.fail("write_records schedules"))
+        with pytest.raises(errors.StoreUnavailable):
+            other.fire(["slow"])
+
+    # One finds the last run, and the other fires before that is written.
+    stage.faults.call("write_records schedules", end_and_fire, after=False)
+    one.fire(["slow"])
+    assert len(queue.peek()) + queue.schedules["slow"].skipped == 1

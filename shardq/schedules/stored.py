@@ -92,7 +92,8 @@ class StoredSchedule(NamedTuple):
         previous_ms: The last fire time for which a job was put; None before the first.
         fired: For how many fire times jobs were put.
         skipped: How many fire times its policies skipped.
-        last_key: The key of the last job, if its end matters to the next.
+        last_key: The key of the last job, or of the next if it is decided to put that; None: its
+            end does not matter to the next.
         aim_ms: As of when missed fire times are fired, epoch milliseconds; None: none is missed.
         since_ms: The first fire time that was fired when fire times had last been missed.
         spent: The first and last fire time that were fired by a clock which was ahead, and are
@@ -291,6 +292,20 @@ class StoredSchedule(NamedTuple):
             return self
         firings.append(PlannedFiring(time_ms, self.previous_ms, at_ms, is_missed))
         return self._replace(previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
+
+    def without(self, firing: PlannedFiring, after: StoredSchedule) -> StoredSchedule:
+        """The record after its next firing if that one is skipped.
+
+        Args:
+            firing: The firing.
+            after: The record after it if its job is put.
+        """
+        after = after._replace(
+            fired=self.fired, skipped=after.skipped + 1, previous_ms=self.previous_ms
+        )
+        # The job would have been the last of a count.
+        is_last = after.next_ms is None and not after.is_spent
+        return after.aimed(firing.time_ms) if is_last else after
 
     def make_up(
         self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int, count: int

@@ -431,7 +431,7 @@ MUTANTS: dict[str, Edits] = {
         (ScheduleTable, "remove", "if not self._store.write_records(SCHEDULES, [change]):", "if True:"),
     ),
     "overlap is not looked at": (
-        (ScheduleFiring, "_is_in_the_way", "return self._keyed.get(key) is None", "return False"),
+        (ScheduleFiring, "_is_in_the_way", "return overlap == \"skip\"", "return False"),
     ),
 }  # fmt: skip
 

@@ -131,17 +131,10 @@ class ScheduleFiring:
         if self._is_local or not self.was_slow or len(names) == 1:
             self._write([one for one in planned if one is not None], when)
         for record in ready:
-            # A command may have changed it while others were put.
-            if not record.is_plain and self._is_unchanged(record):
-                one = self._guarded(record, self._put_all, when)
+            if not record.is_plain:
+                one = self._guarded(record, self._put_next, when)
                 self._write([] if one is None else [one], when)
         return when
-
-    def _is_unchanged(self, record: StoredSchedule) -> bool:
-        """True if a schedule is stored as it was read."""
-        name = record.definition.name
-        found = self._stored.read([name], {}).get(name)
-        return found is not None and found.stored == record.stored
 
     def _ready(self, due: Sequence[StoredSchedule], now_ms: int) -> list[StoredSchedule]:
         """The schedules that can be fired as stored; writes the others, so that they can later."""
@@ -177,7 +170,7 @@ class ScheduleFiring:
     def _guarded(
         self,
         record: StoredSchedule,
-        work: Callable[[StoredSchedule], _Fired],
+        work: Callable[[StoredSchedule], _Fired | None],
         when: dict[str, int | None],
     ) -> _Fired | None:
         """Do a step of a firing; None: it failed, which the record reports until it succeeds."""
@@ -288,47 +281,41 @@ class ScheduleFiring:
 
     # Jobs with keys -------------------------------------------------------------------------------
 
-    def _put_all(self, record: StoredSchedule) -> _Fired:
-        """Put jobs unless an existing message forbids it.
+    def _put_next(self, record: StoredSchedule) -> _Fired | None:
+        """Put the next job unless an existing message forbids it; None: the record has changed.
 
-        A repeat meets its own messages under their keys, and changes nothing.
+        If the end of the last run matters, the record says first that the next one is put: then all
+        members put it. A repeat meets its own message under its key, and changes nothing.
         """
         name = record.definition.name
         firings, after = self._fire(record)
-        fired, last_key, previous_ms = record.fired, record.last_key, record.previous_ms
-        for firing in firings:
-            key = id_of(name, firing.time_ms)
-            if self._is_in_the_way(record, last_key, key):
-                continue
-            self._put(record, firing._replace(previous_ms=previous_ms), key)
-            last_key = key if record.definition.job.key is None else None
-            fired, previous_ms = fired + 1, firing.time_ms
-        after = after._replace(
-            fired=fired,
-            skipped=after.skipped + after.fired - fired,
-            last_key=last_key,
-            previous_ms=previous_ms,
-        )
-        if firings and after.next_ms is None and not after.is_spent:
-            # The last job of a count was not put.
-            after = after.aimed(firings[-1].time_ms)
-        return _Fired(name, record, after)
+        if not firings:
+            return _Fired(name, record, after)
+        [firing] = firings
+        key = id_of(name, firing.time_ms)
+        if record.last_key in (None, key):
+            decided = record
+        elif self._is_in_the_way(record.definition.policies.overlap, str(record.last_key)):
+            return _Fired(name, record, record.without(firing, after))
+        else:
+            decided = record._replace(last_key=key)
+            self._stored.write([ScheduleWrite(name, record, decided)])
+        # A command may have changed it while others were put, or another member has decided.
+        found = self._stored.read([name], {}).get(name)
+        if found is None or found != decided._replace(stored=found.stored):
+            return None
+        self._put(found, firing, key)
+        last_key = key if record.definition.job.key is None else None
+        return _Fired(name, found, after._replace(last_key=last_key))
 
-    def _is_in_the_way(self, record: StoredSchedule, last_key: str | None, key: str) -> bool:
-        """True if a fire time is skipped because the last run still exists; or cancels that run.
-
-        A fire time whose own run exists has fired in an earlier try.
-        """
-        overlap = record.definition.policies.overlap
-        if last_key in (None, key) or overlap not in ("skip", "cancel"):
-            return False
-        last = self._keyed.get(str(last_key))
+    def _is_in_the_way(self, overlap: str, last_key: str) -> bool:
+        """True if the last run still exists, so that the next is skipped; or cancels that run."""
+        last = self._keyed.get(last_key) if overlap in ("skip", "cancel") else None
         if last is None or last.state == "dead":
             return False
         if overlap == "cancel":
-            self._keyed.cancel(str(last_key))
-            return False
-        return self._keyed.get(key) is None
+            self._keyed.cancel(last_key)
+        return overlap == "skip"
 
     def _put(self, record: StoredSchedule, firing: PlannedFiring, name: str) -> None:
         """Put the job of a firing under a key.
