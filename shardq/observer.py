@@ -1,12 +1,12 @@
-"""What people want to know of a queue: depth, rates, who reads and puts, lag, what is to come.
+"""Views of queues for people: depth, rates, members, producers, lag, and the load ahead.
 
-Nothing here is needed to deliver a message, and nothing is written. A live observer reads on from
-where the oldest waiting message was, so that it does not visit what was settled before.
+Deliveries do not need this module, and it writes nothing. An observer that looks again begins at
+the oldest waiting message of its last look, so that it does not read rows settled before that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, groupby, zip_longest
 from operator import attrgetter
@@ -49,45 +49,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BACK_MINUTES_MAX = 1_440
-"""How far back the oldest waiting message is looked for."""
+"""How far back to look for the oldest waiting message."""
 _NEAR_MINUTES = 3
 _MINUTE_MS = 60_000
 _RATE_US = 10_000_000
-"""Totals are stored every 2 s: a rate over less would jump between nothing and too much."""
+"""The shortest span of a rate: totals are stored every 2 s, so rates over less would jump."""
 _ANEW_US = 60_000_000
-"""How often the oldest message is looked for from the start: a late write comes to lie behind."""
+"""How often to look for the oldest message from the start, for late writes behind it."""
 _FORECAST_US = 10_000_000
 _FORECAST_SHARE = 20
-"""Looking ahead takes one part in so many of the time: 10,000 schedules are read in 5 s."""
+"""The forecast takes one part in this many of the time: 10,000 schedules are read in 5 s."""
 _DEPTH_SHARE = 10
-"""Counting what a queue holds takes one part in so many of the time: 20,000 rows take 10 ms."""
+"""Counts of depth take one part in this many of the time: 20,000 rows take 10 ms."""
 _IN_FLIGHT_MAX = 256
-"""Rows of a lane that are read at most to find one that is ready."""
+"""The most rows of a lane to read in order to find one that is ready."""
 _CLAIMS_US = 20_000_000
-"""Claims among what waits are counted so often; a change of its number, at each look."""
+"""How often to count the claims among waiting rows; changes of the number show at each look."""
 _NO_SCHEDULES = ScheduleFigures()
 _SCHEDULES_SHARE = 20
-"""Counting schedules takes one part in so many of the time."""
+"""Counts of schedules take one part in this many of the time."""
 _DEAD_SHARE = 20
-"""Likewise: on Cassandra the dead are counted in each of their hours since the last purge."""
+"""The same for dead messages: on Cassandra each hour since the last purge is counted."""
 _TOGETHER = 64
-"""Queues whose totals and members are read together."""
+"""How many queues have their totals and members read together."""
 
 Quantiles: TypeAlias = "tuple[float, float] | None"
-"""p50 and p99, milliseconds; None of nothing."""
+"""p50 and p99, milliseconds; None without any deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane of one band, or a lane for groups in which messages are due.
+    """A lane of one band, or a group lane in which messages are due.
 
     Attributes:
-        lane: Its number within its band, below the `lanes` of the queue's settings; of one for
-            groups below the `group_lanes`.
-        band: Its priority; 0 is first. None: it is for groups.
+        lane: Its number within its band, below the `lanes` of the queue's settings; for a group
+            lane, below its `group_lanes`.
+        band: Its priority; 0 is first. None: it is a group lane.
         owner: The member that reads it, or None.
-        lag_ms: How long its oldest ready message has waited; 0 without any. What runs, or is put
-            off until later, does not count.
+        lag_ms: How long its oldest ready message has waited; 0 without any. Messages that run, or
+            were postponed, are not ready.
         oldest: The id of that message.
     """
 
@@ -103,8 +103,8 @@ class RunView(NamedTuple):
 
     Attributes:
         message: The message's id.
-        run_ms: For how many milliseconds it has run.
-        task: The task that it is a job of; None where it is none.
+        run_ms: How long it has run, milliseconds.
+        task: The name of the task, if the message is a job; else None.
     """
 
     message: str
@@ -117,16 +117,17 @@ class MemberView:
     """A consumer.
 
     Attributes:
-        name: Unique for each start.
-        threads: Handlers that it can run at once; 0 for callers of `receive`.
-        busy: Handlers that run, `threads` at most.
-        longest_ms: How long the one that began first has run; 0 without any.
-        shortest_ms: How long the one that began last has run; 0 without any.
-        unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
-        ready: Messages that it holds for its handlers.
-        lanes: (lane, band) of each that it reads.
-        isolated: Whether it delivers only from minutes that ended at least the offset ago.
-        runs: What its handlers run, the first begun first, 32 at most.
+        name: Its name; each start has another one.
+        threads: How many handlers it can run at once; 0 for callers of `receive`.
+        busy: How many handlers run, `threads` at most.
+        longest_ms: How long the handler that began first has run; 0 without any.
+        unsettled: How many deliveries were handed out whose outcome is not stored, without parked
+            ones.
+        ready: How many messages wait in its memory for its handlers.
+        lanes: The (lane, band) of each lane that it reads.
+        isolated: True if it delivers only from minutes that ended at least the offset ago.
+        shortest_ms: How long the handler that began last has run; 0 without any.
+        runs: Its runs, the first begun first, 32 at most.
     """
 
     name: str
@@ -150,23 +151,23 @@ class QueueView:
         at_ms: The moment, epoch milliseconds.
         settings: Its settings.
         depth: Messages ready, waiting and in flight, counted a second or two ago at most.
-        dead: Its dead messages, in its dead-letter queue now.
-        totals: Everything that has been counted since the queue was made.
+        dead: How many messages its dead-letter queue has.
+        totals: The totals since the queue was made.
         put_rate: Messages put a second, over the last `rate_s`.
-        delivered_rate: Deliveries a second, likewise.
-        rate_s: So many seconds: since a look 10 s ago or more; without one, since the begin of the
-            minute before this one, or of the queue.
+        delivered_rate: Deliveries a second, over the last `rate_s`.
+        rate_s: The span of the rates, seconds: since a look 10 s ago or more; without one, since
+            the minute before this one began, or the queue was made.
         late_ms: (p50, p99) of the lateness of deliveries begun in the last five minutes; None
             without any.
-        late_day_ms: The same of the last 24 h, and of up to 4 h before them.
-        uncounted: Processes that ended while they counted, or were stopped: (name, when they stored
-            their totals last, epoch milliseconds) of each that nobody has mended yet. The totals
-            may miss what each did in its last 2 s.
+        late_day_ms: The same for the last 24 h, and up to 4 h before them.
+        uncounted: The processes that ended while they counted, or were stopped, and that nobody has
+            mended yet: the name of each, and when it last stored its totals, epoch milliseconds.
+            The totals may miss the last 2 s of each.
         lanes: Every lane that is read.
         members: Its consumers.
-        producers: Processes that have put into it in this minute and the four before: (name,
-            messages) of each, who has put the most first.
-        forecast: (minute, messages and firings due in it).
+        producers: The name and puts of each process that has put into it in this minute and the
+            four before; most puts first.
+        forecast: Minutes, each with the messages and firings due in it.
         schedules: How many schedules it has.
         schedules_soon: How many of them fire within the forecast.
         schedules_lag_ms: For how long the first of them has been overdue; 0 if none is.
@@ -194,7 +195,7 @@ class QueueView:
 
     @property
     def busy(self) -> int:
-        """Handlers of all its consumers that run."""
+        """How many handlers of all its consumers run."""
         return sum(member.busy for member in self.members)
 
     @property
@@ -209,7 +210,7 @@ class QueueView:
         return max(behind, key=lambda lane: lane.lag_ms).oldest if behind else None
 
     def to_json(self) -> dict[str, Any]:
-        """The view as programs read it."""
+        """The view as JSON."""
         return {
             "queue": self.name,
             "at": iso(self.at_ms),
@@ -230,16 +231,7 @@ class QueueView:
             "rate_s": self.rate_s,
             **late_to_json(self.late_ms, self.late_day_ms),
             "lag_ms": self.lag_ms,
-            "lanes": [
-                {
-                    "lane": v.lane,
-                    "band": v.band,
-                    "owner": v.owner,
-                    "lag_ms": v.lag_ms,
-                    "oldest": v.oldest,
-                }
-                for v in self.lanes
-            ],
+            "lanes": [asdict(lane) for lane in self.lanes],
             "members": [
                 {
                     "member": v.name,
@@ -267,14 +259,15 @@ class Observer:
 
     Args:
         db: The connection.
-        names: Queues to look at; all of the store, as they are made and dropped, where None.
-        horizon: How far ahead the forecast goes; None: there is none.
-        beside: False: without dead-letter queues, which stand beside theirs.
+        names: The queues to look at; None: all queues of the store, as they are made and dropped.
+        horizon: How far ahead the forecast goes; None: no forecast.
+        beside: True to look at dead-letter queues as well.
 
     Attributes:
-        newer: Queues of the store that the last look passed over, since they need a newer release
+        newer: Queues of the store that the last look passed over, because they need a newer release
             of shardq; each with a sentence that says so.
-        damaged: Those that it passed over, since something stored of them cannot be read; likewise.
+        damaged: Queues that it passed over, because a record of theirs cannot be read; each with a
+            sentence that says so.
         unseen: How many queues were not looked at yet.
         queues: The queues that were looked at, by name.
     """
@@ -309,19 +302,18 @@ class Observer:
         first: Sequence[str] = (),
         on_progress: Progress | None = None,
     ) -> list[QueueView]:
-        """What there is now, queue by queue.
+        """Look at the queues; returns the view of each.
 
         Args:
-            seconds: About how long to look. Of queues that were not reached, the views are those of
-                the last look that did, or missing, and the next look begins with them. None: until
-                all are looked at.
+            seconds: About how long to look. A queue that was not reached has the view of an earlier
+                look, or none, and the next look begins with it. None: until all are looked at.
             first: Queues to look at before others.
-            on_progress: Told how many queues are looked at, and of how many.
+            on_progress: Called with the count of queues that were looked at, and of all.
 
         Raises:
-            UnknownQueue: If one of the queues asked for does not exist.
+            UnknownQueue: If one of `names` does not exist.
             SchemaNewer: If one of them needs a newer release of shardq.
-            StoreCorrupt: If something stored of one of them cannot be read.
+            StoreCorrupt: If a record of one of them cannot be read.
         """
         self.newer, self.damaged = {}, {}
         if self._is_stale:
@@ -349,7 +341,7 @@ class Observer:
         return [self._views[name] for name in self.queues if name in self._views]
 
     def forget_counts(self) -> None:
-        """Count anew at the next look, as something was changed. From any thread."""
+        """Have the next look count anew, because messages were changed. From any thread."""
         self._is_stale = True
 
     def views(self) -> dict[str, QueueView]:
@@ -375,20 +367,20 @@ class Observer:
         return self._beside or not is_dead_queue(name)
 
     def _in_turn(self, first: Sequence[str]) -> list[str]:
-        """The queues in the order in which to look at them: the longest not looked at first."""
+        """The queues in the order of looks: the queue that was looked at longest ago first."""
         shown = set(first)
         return sorted(self.queues, key=lambda name: (name not in shown, self._looked.get(name, 0)))
 
     def _look_at_all(
         self, names: Sequence[str], until_us: int | None
     ) -> Iterator[tuple[str, _Looked]]:
-        """What is found of queues, in their order, until the time is up."""
+        """Look at queues, in their order, until the time is up."""
         home = self._db._home
         for part in spans(range(len(names)), _TOGETHER):
             some = names[part.start : part.stop]
             queues = [self.queues[name]._home for name in some]
             for one in queues:
-                # What this process has counted itself, it stores first.
+                # First: the counts of this process are to be in the totals that are read below.
                 one.stats.store()
             registers = [one.register for one in queues]
             noted = Together(
@@ -436,7 +428,7 @@ class Observer:
 
 
 class _Rates(NamedTuple):
-    """What of `QueueView` tells how fast a queue is worked."""
+    """The rates of a `QueueView`."""
 
     put_rate: float
     delivered_rate: float
@@ -461,82 +453,46 @@ class _TimedTotals:
 
 @dataclass(frozen=True, slots=True)
 class _QueueLook:
-    """What one look has found of a queue, before the leases of its lanes are read.
+    """The result of one look at a queue, before the leases of its lanes are read.
 
     Attributes:
         watch: The queue's watch.
-        settings: Its settings.
-        layout: Of these.
-        now_ms: When it was looked at, epoch milliseconds.
-        beats: Its members.
-        depth: Its depth.
-        dead: Its dead messages.
-        stored: Its totals.
-        rates: Its rates.
-        forecast: What is ahead of it.
+        layout: Its layout.
+        beats: The heartbeats of its members.
         due: Lane -> the first of its due rows.
-        schedules: Its schedules.
+        partial: The view, without its lanes.
     """
 
     watch: _Watch
-    settings: Settings
     layout: Layout
-    now_ms: int
     beats: dict[str, Heartbeat]
-    depth: Depth
-    dead: int
-    stored: Stored
-    rates: _Rates
-    forecast: tuple[tuple[datetime, int], ...]
     due: dict[int, list[Row]]
-    schedules: ScheduleFigures
+    partial: QueueView
 
     @property
     def first(self) -> list[Row]:
-        """The first due row of each lane but those for groups, whose leases tell who reads it."""
+        """The first due row of each ordinary lane; the lease of its shard names the reader."""
         return [rows[0] for rows in self.due.values() if rows[0].group is None]
 
     def view(self, locks: Mapping[Shard, LeaseState]) -> QueueView:
-        """The queue as it is shown.
+        """The queue's view.
 
         Args:
-            locks: The leases of the shards of `first`, among those of others.
+            locks: The leases of the shards of `first`, among others.
         """
-        late_ms, late_day_ms = lateness_of(self.stored, self.layout, self.now_ms)
-        members = sorted(self.beats.items())
-        return QueueView(
-            name=self.layout.queue,
-            at_ms=self.now_ms,
-            settings=self.settings,
-            depth=self.depth,
-            dead=self.dead,
-            totals=self.stored.totals,
-            **self.rates._asdict(),
-            late_ms=late_ms,
-            late_day_ms=late_day_ms,
-            uncounted=tuple(
-                (row.process, row.late_ms or row.at_ms) for row in self.stored.gaps(self.now_ms)
-            ),
-            lanes=tuple(self._lanes(locks)),
-            members=tuple(_member(name, beat, self.layout, self.now_ms) for name, beat in members),
-            producers=tuple(self.stored.recent_producers(self.now_ms).most_common()),
-            forecast=self.forecast,
-            schedules=self.schedules.count,
-            schedules_soon=self.schedules.soon,
-            schedules_lag_ms=self.schedules.lag_ms,
-        )
+        return replace(self.partial, lanes=tuple(self._lanes(locks)))
 
     def _lanes(self, locks: Mapping[Shard, LeaseState]) -> Iterable[LaneView]:
-        layout, now_ms = self.layout, self.now_ms
+        layout, now_ms = self.layout, self.partial.at_ms
         reader = {lane: member for member, beat in self.beats.items() for lane in beat.lanes}
         oldest = {lane: rows[0] for lane, rows in self.due.items()}
         ready = _ready(layout, self.due, reader, self.beats)
-        # Who holds what is due; of lanes without such rows the heartbeats tell enough.
+        # Lanes without due rows are read by the members that report them in their heartbeats.
         holders = {
             row.shard.lane: locks[row.shard].lock for row in self.first if row.shard in locks
         }
         holders |= self.watch.holders(list(filter(layout.is_of_groups, oldest)))
-        expected = set(expected_lanes(self.settings, layout, now_ms))
+        expected = set(expected_lanes(self.partial.settings, layout, now_ms))
         for lane in layout.all_lanes():
             row, lock, waits = oldest.get(lane), holders.get(lane), ready.get(lane)
             owner = member_of(lock) if lock else reader.get(lane)
@@ -557,12 +513,11 @@ _Looked: TypeAlias = "QueueView | SchemaNewer | StoreCorrupt"
 
 
 class _Paced(Generic[T]):
-    """What is found again and again, in one part in so many of the time.
+    """A value that is found again and again, so that this takes a bounded part of the time.
 
     Args:
-        clock: The time.
-        share: How many parts.
-        least_us: But found again no sooner than so long after it was.
+        share: The pause after a find is this many times as long as the find took.
+        least_us: The shortest pause.
     """
 
     def __init__(self, clock: Clock, share: int, least_us: int = 0) -> None:
@@ -572,15 +527,15 @@ class _Paced(Generic[T]):
         self._kept: tuple[int, T] | None = None
 
     def forget(self) -> None:
-        """Find it anew next time."""
+        """Have the next call find it anew."""
         self._kept = None
 
     def at(self, boot_us: int, find: Callable[[], T]) -> T:
-        """What was found lately, or is found now.
+        """The value, found now if the pause is over.
 
         Args:
             boot_us: When the look began, time since boot.
-            find: Finds it.
+            find: Finds the value.
         """
         if self._kept is None or boot_us >= self._kept[0]:
             begun_us = self._clock.boot_us()
@@ -591,7 +546,7 @@ class _Paced(Generic[T]):
 
 
 class _Watch:
-    """One queue, and what is remembered of it between two looks."""
+    """One queue, and the facts that are kept from look to look."""
 
     def __init__(self, db: Connection, queue: Queue, horizon_ms: int | None) -> None:
         self._store = db._home.store
@@ -613,24 +568,24 @@ class _Watch:
         self._totals_key = queue._home.register.totals_key
 
     def look(self, noted: Together, others: Mapping[str, Settings] | None) -> _QueueLook:
-        """What there is now, but for who leases the lanes.
+        """Look at the queue, without the leases of its lanes.
 
         Args:
             noted: The queue's members and totals, among those of others.
-            others: The settings of all queues of the store, where they were read just now.
+            others: The settings of all queues of the store, if they were read just now.
         """
         register = self.queue._home.register
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         settings = self.queue.settings
         layout = layout_of(settings, register.name)
         if self._totals_key != register.totals_key:
-            # Dropped and made anew: nothing that was seen before is of this queue.
+            # The queue was dropped and made anew: all earlier looks were at the former one.
             self._totals_key = register.totals_key
             self._counted, self._from_ms, self._anew_us = [], {}, None
             self._forecast.forget()
             self._depth.forget()
         beats = heartbeats(noted, register.members_key)
-        # First: what it leaves to the totals is to be in those that are read after it.
+        # First: rows that the count leaves to the totals are to be in totals read after it.
         depth, stored = self._depth_at(boot_us, noted, beats, is_fresh=others is not None)
         counted = _TimedTotals(boot_us, stored.totals)
         before = self._remember(counted)
@@ -638,32 +593,44 @@ class _Watch:
         ahead: tuple[tuple[datetime, int], ...] = ()
         if (horizon_ms := self._horizon_ms) is not None:
             ahead = self._forecast.at(boot_us, partial(self._ahead, horizon_ms, stored, others))
-        return _QueueLook(
-            self,
-            settings,
-            layout,
-            now_ms,
-            beats,
-            depth,
-            self._dead.at(boot_us, partial(self._count_dead, others)),
-            stored,
-            rates,
-            ahead,
-            self._due(layout, beats, depth, now_ms, boot_us),
-            self._schedules.at(boot_us, self._outlook)
-            if settings.schedules_used
-            else _NO_SCHEDULES,
+        dead = self._dead.at(boot_us, partial(self._count_dead, others))
+        due = self._due(layout, beats, depth, now_ms, boot_us)
+        schedules = _NO_SCHEDULES
+        if settings.schedules_used:
+            schedules = self._schedules.at(boot_us, self._outlook)
+        late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
+        view = QueueView(
+            name=layout.queue,
+            at_ms=now_ms,
+            settings=settings,
+            depth=depth,
+            dead=dead,
+            totals=stored.totals,
+            **rates._asdict(),
+            late_ms=late_ms,
+            late_day_ms=late_day_ms,
+            uncounted=tuple((row.process, row.late_ms or row.at_ms) for row in stored.gaps(now_ms)),
+            lanes=(),
+            members=tuple(
+                _member(name, beat, layout, now_ms) for name, beat in sorted(beats.items())
+            ),
+            producers=tuple(stored.recent_producers(now_ms).most_common()),
+            forecast=ahead,
+            schedules=schedules.count,
+            schedules_soon=schedules.soon,
+            schedules_lag_ms=schedules.lag_ms,
         )
+        return _QueueLook(self, layout, beats, due, view)
 
     def holders(self, lanes: Sequence[int]) -> dict[int, str | None]:
-        """Lane for groups -> its lease."""
+        """Group lane -> its lease."""
         if not lanes:
             return {}
         states = self._store.lane_locks(self.queue.name, lanes)
         return {lane: state.lock for lane, state in states.items()}
 
     def _remember(self, now: _TimedTotals) -> _TimedTotals | None:
-        """Keep these totals; returns the youngest that are old enough to tell a rate."""
+        """Keep these totals; returns the newest that are old enough for a rate."""
         self._counted.append(now)
         old = [one for one in self._counted if now.boot_us - one.boot_us >= _RATE_US]
         if not old:
@@ -674,7 +641,7 @@ class _Watch:
     def _depth_at(
         self, boot_us: int, noted: Together, beats: Mapping[str, Heartbeat], *, is_fresh: bool
     ) -> tuple[Depth, Stored]:
-        """The depth, counted a moment ago, and the totals of now."""
+        """The depth, counted a moment ago, and the present totals."""
         home = self.queue._home
 
         def read_totals() -> Stored:
@@ -707,8 +674,8 @@ class _Watch:
         if settings is None:
             return 0
         layout, now_ms = layout_of(settings, name), self._clock.now_ms()
-        # A dead message is due when it dies, which is when it enters its queue: what a purge has
-        # reached lies before it.
+        # A dead message is due when it dies, which is when it enters its queue: purged ones are due
+        # before the purge.
         purged_ms = settings.purged_before_us // 1_000
         minutes = range(layout.minute_of(purged_ms), layout.minute_of(now_ms) + 1)
         lanes = [*layout.lanes(), *layout.lanes_of_groups()]
@@ -740,19 +707,19 @@ class _Watch:
         now_ms: int,
         boot_us: int,
     ) -> dict[int, list[Row]]:
-        """Lane -> the first of its due rows that are not put off: enough to know one that waits."""
+        """Lane -> its first due rows that are not postponed: enough to find one that waits."""
         if not (depth.ready or depth.in_flight):
             self._from_ms = dict.fromkeys(layout.all_lanes(), now_ms)
             return {}
-        # A member's rows in flight are the first of its lanes, but for what others put since.
+        # A member's rows in flight are the first of its lanes, unless earlier ones were put since.
         limit = 1 + min(max((beat.busy for beat in beats.values()), default=0), _IN_FLIGHT_MAX)
         is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
-        # They are of the last look: later than now, where the clock was set back since.
+        # The dues are from the last look: later than now if the clock was set back since.
         if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
             self._anew_us = boot_us
             self._from_ms = self._starts(layout, now_ms)
-        # Lanes that keep up are read together; one that lags is not to make them read their past
-        # again.
+        # Lanes that keep up are read together, and lagging ones apart: otherwise all lanes would be
+        # read from as far back.
         near_ms = layout.start_ms(layout.minute_of(now_ms) - _NEAR_MINUTES + 1)
         near = [from_ms for from_ms in self._from_ms.values() if from_ms >= near_ms]
         groups: dict[int, list[int]] = {}
@@ -797,7 +764,7 @@ class _Watch:
         def is_ready(row: Row) -> bool:
             if row.entered_us < self.queue.settings.purged_before_us:
                 return False
-            # One that is put off may be ready at the next look.
+            # A postponed row may be ready at the next look.
             starts[row.shard.lane] = min(starts[row.shard.lane], row.due_ms)
             return row.ready_ms <= now_ms
 
@@ -830,11 +797,11 @@ def _ready(
 ) -> dict[int, Row]:
     """Lane -> the first of its due rows that is not in flight.
 
-    A heartbeat names 32 runs and counts all deliveries. Members deliver in order, so those that it
-    does not name are the first others of its lanes.
+    A heartbeat names 32 runs and counts all deliveries. Members deliver in order, so the deliveries
+    that it does not name are the first other rows of the member's lanes.
 
     Args:
-        layout: Of the queue.
+        layout: The queue's layout.
         due: Lane -> the first of its rows that are due.
         reader: Lane -> the member that reads it.
         beats: The members' heartbeats.
@@ -890,7 +857,7 @@ def runs_of(beat: Heartbeat, now_ms: int) -> tuple[RunView, ...]:
 
 
 def _recent(stored: Stored, settings: Settings, now_ms: int) -> _Rates:
-    """The rates since the begin of the last minute: one look tells no others."""
+    """The rates since the last minute began, for a first look."""
     first = now_ms // _MINUTE_MS - 1
     since_ms = max(first * _MINUTE_MS, settings.lane_made_ms(0))
     seconds = max(now_ms - since_ms, 1_000) / 1_000
@@ -902,15 +869,15 @@ def _recent(stored: Stored, settings: Settings, now_ms: int) -> _Rates:
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:
-    """Progress that nobody has asked for."""
+    """Takes reports of progress that nobody has asked for."""
 
 
 def lateness_of(stored: Stored, layout: Layout, now_ms: int) -> tuple[Quantiles, Quantiles]:
     """(p50, p99) of the lateness of deliveries: in the last five minutes, and in the day.
 
     Args:
-        stored: The totals of the queue.
-        layout: Of the queue.
+        stored: The queue's totals.
+        layout: The queue's layout.
         now_ms: Epoch milliseconds.
     """
     late = stored.lateness(now_ms), stored.lateness_of_day(now_ms, layout)
@@ -924,7 +891,7 @@ def _told(quantiles: tuple[float | None, float | None]) -> Quantiles:
 
 
 def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
-    """Lateness as programs read it."""
+    """Lateness as JSON."""
     p50, p99 = recent or (None, None)
     day_p50, day_p99 = day or (None, None)
     return {
@@ -936,10 +903,10 @@ def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
 
 
 def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
-    """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
+    """Open minute -> (messages due by now, all messages) in each lane.
 
-    Lanes of bands to which nothing was ever put are left out. Both count what is there now; what
-    was settled has left. Counting reads every row: it is for a person's look at a small queue.
+    Lanes of bands to which nobody has ever put are left out. Settled messages do not count. It
+    reads every row, and so is for a person's look at a small queue.
 
     Args:
         queue: The queue.
