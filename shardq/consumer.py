@@ -1,11 +1,11 @@
 """Consumers: handler threads around an engine, and a graceful end.
 
 ```
- run, of each consumer:
+ run, for each consumer:
   ├─ engine thread: step, wait, step ..         crew of handler threads: wait, handle, finish
-  │    or, where several share a crew: the stepper's turn
-  └─ SIGTERM, SIGINT, SIGHUP: hand out no more ─► let what runs finish, until the deadline
-     ─► park the rest, uncounted
+  │    or the stepper's turns, if consumers share a crew
+  └─ SIGTERM, SIGINT, SIGHUP: hand out no more ─► let handlers finish, until the deadline
+     ─► park the other deliveries, uncounted
 ```
 """
 
@@ -63,17 +63,16 @@ PREFETCH_MAX = 100_000
 DEADLINE = "25s"
 _EMPTY_EVERY_US = 1_000_000
 _SETTLE_EVERY_US = 1_000_000
-"""How often a turn in the caller's thread stores what it has delivered, and renews its leases.
-
-As long again it calls `on_dead`.
-"""
+"""How long one `step` delivers before it stores the outcomes; then it calls `on_dead` for as long.
+Leases are renewed between steps."""
 _LEAST_US = 1_000_000
-"""Firing schedules may take this long to end, even past the deadline."""
+"""A firing of schedules may take this long to end, even past the deadline."""
 _POLL_S = 0.05
 _HAND_OVER_US = 3_500_000
-"""Another tells that it knows within a second, if it steps; one that does not holds up no end."""
+"""How long an end waits for the other members to take note of it. Each does within a second, unless
+it does not step."""
 _LAST_TRIES = 3
-"""How often what has ended is offered to a store that has failed for good."""
+"""How often outcomes are offered to a store that has failed for good."""
 
 
 class Consumer:
@@ -82,26 +81,25 @@ class Consumer:
     Args:
         queue: The queue.
         handler: Called with each message, in one of the threads. When it returns, the message is
-            acked. When it raises anything, the message is retried after a back-off, and buried
-            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise. The log has each
-            failure as a warning, with its traceback, but no more than 10 in any second: of the
-            others, how many of each kind. A future that it returns is waited for. One that returns
-            a coroutine or a generator, or `Snooze` instead of raising it, has not done its work:
-            that is a failed attempt, logged as an error.
+            acked. When it raises an error, the message is retried after a back-off, and buried
+            after its last attempt; by `Retry`, `Snooze` and `Bury` it chooses otherwise. The log
+            has each failure as a warning with its traceback, but 10 in any second at most; the
+            others are counted by kind. If the handler returns a future, the consumer waits for it.
+            A handler that returns a coroutine or a generator, or returns `Snooze` instead of
+            raising it, has not done its work: the attempt fails, and is logged as an error.
         threads: Handler threads, 1 to 512; 8 unless given.
-        prefetch: The most rows read ahead and not settled, 1 to 100,000; 12,000 unless given. Also
-            how many are worked carefully after a crash. Beside them up to 5,000 of groups wait for
-            their turns.
-        isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
-            producers and consumers never touch the same shard.
+        prefetch: The most rows that are read and not settled, 1 to 100,000; 12,000 unless given.
+            After a crash, as many are delivered with care. Rows of groups do not count.
+        isolated: True to deliver only from minutes that ended at least the queue's offset ago, so
+            that producers and consumers never touch the same shard.
         deadline: How long a stop waits for running handlers before it parks their messages; 25 s
             unless given.
         member: A name for this consumer; made up if None.
-        on_dead: Called with each message that dies here, in whatever way, once it is stored in the
-            dead-letter queue, and as it is there: with its id, body, headers and attempts. In a
-            thread of its own, one after another; where `step` drives the consumer, at its end. At
-            most once: what a crash, the deadline, or 10,000 that wait leave out is in the
-            dead-letter queue all the same. What it raises is logged.
+        on_dead: Called with each message that dies here, as it is stored in the dead-letter queue:
+            with its id, body, headers and attempts. The calls follow one another in a thread of
+            their own; if `step` drives the consumer, at the end of a step. Each message is reported
+            once at most: a crash, the deadline, or 10,000 waiting messages leave some unreported.
+            The dead-letter queue has them all. Errors of `on_dead` are logged.
 
     Raises:
         BadSetting: If a number is out of bounds, or a function does not do its work when it is
@@ -109,7 +107,7 @@ class Consumer:
     """
 
     _shared_crew: Crew | None = None
-    """The handlers' threads, where consumers of several queues share them."""
+    """The handlers' threads, if consumers of several queues share them."""
     _is_traced_by_handler = False
     """True if the handler makes the spans of its runs, which may end after it returns."""
 
@@ -144,6 +142,8 @@ class Consumer:
         self._register = home.register
         own = home.of_member(member)
         self._upkeep = Upkeep(home.store, home.clock, home.register, own.member, home.chores)
+        self._firer = Firer(home, lambda: self._engine.membership, self._on_put)
+        self._fire = self._firer.step
         self._engine = Engine(
             own,
             prefetch=prefetch,
@@ -152,7 +152,7 @@ class Consumer:
             on_wake=None if self._stepper is None else self._wake_stepper,
             on_dead=None if on_dead is None else self._note_dead,
             put_rate=self._upkeep.put_rate,
-            along=self._along,
+            along=self._firer,
             waiters=None if crew is None else crew.waiters,
         )
         self._crew = crew or Crew(
@@ -169,7 +169,7 @@ class Consumer:
         self._given_member = member
         self._is_parents = False
         locks.in_child(self, Consumer._begin_child)
-        # Where others share its crew, the stepper steps the engine, and this thread ends it.
+        # If others share its crew, the stepper steps the engine, and this thread only ends it.
         self._engine_thread = threading.Thread(
             target=self._run_engine if self._stepper is None else self._end_engine,
             name=f"shardq-{queue.name}",
@@ -184,7 +184,6 @@ class Consumer:
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
         self._deliverer = Deliverer(
-            home,
             self._engine,
             handler if self._is_traced_by_handler else _traced(handler, home.traces),
             is_stopping=self._is_stopping,
@@ -192,8 +191,6 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._crew.add(Work(self._engine.ready, self._deliver, self._end_by))
-        self._firer = Firer(home, lambda: self._engine.membership, self._engine.news.on_put)
-        self._fire = self._firer.step
         self._deaths: Deaths | None = None
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
@@ -201,10 +198,10 @@ class Consumer:
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._company: Sequence[Consumer] = ()
-        """Those that run until the queues of all of them are empty, itself included."""
+        """The consumers, this one included, that run until the queues of all of them are empty."""
         self._empty_checked_us = 0
         self._empty_after: int | None = None
-        """The queue was empty when so many deliveries of the company had begun."""
+        """How many deliveries of the company had begun when the queue was last found empty."""
 
     @property
     def member(self) -> str:
@@ -216,7 +213,7 @@ class Consumer:
 
         Raises:
             UsageError: If it was started or stepped before.
-            ShardqError: If this process may not start so many; what has started ends by itself.
+            ShardqError: If this process may not start so many; threads that have started end.
         """
         self._check_unused()
         self._started = self._deliverer.is_threaded = True
@@ -241,12 +238,12 @@ class Consumer:
                 f"{self._said} cannot start its {len(self._crew.threads)} threads: {error}; lower "
                 f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
             ) from error
-        # Last: what could not be started is not joined, which would take it off again.
+        # Last, because only `join` takes the listener off, and a failed start is not joined.
         self._queue._home.listeners.append(self._engine.news.on_put)
         self._upkeep.start()
 
     def stop(self) -> None:
-        """Ask for a graceful end and return; `join` waits for it. A signal's handler may do so."""
+        """Ask for a graceful end and return; `join` waits for it. A signal handler may call it."""
         if self._is_parents:
             return
         self._stopping = True
@@ -255,7 +252,7 @@ class Consumer:
         self._engine.news.wake()
         if self._stepper is not None and self._is_running and not self._is_ending:
             try:
-                # Also where it is stepped no more: its next turn begins its end.
+                # Added even if it is stepped no more: its next turn begins its end.
                 self._stepper.add(self._turns)
             except RuntimeError:
                 self._begin_to_end()
@@ -267,9 +264,9 @@ class Consumer:
             timeout: How many seconds at most; None for as long as it takes.
 
         Raises:
-            ShardqError: What ended it, if it was not asked to.
-            UsageError: If it was not started, or its own handler waits for it, or that of a signal
-                in the middle of another call.
+            ShardqError: The error that ended it, if it was not asked to end.
+            UsageError: If it was not started; if its own handler calls this, or a signal handler
+                that has interrupted another call.
         """
         locks.refuse_within()
         if self._is_parents:
@@ -277,7 +274,7 @@ class Consumer:
         if not self._started:
             raise UsageError(f"{self._said} was not started; call start() or run() first.")
         if not self._is_begun:
-            # It could not be started, which `start` has raised.
+            # `start` has raised why it could not be started.
             return
         is_on_dead = self._deaths is not None and self._deaths.is_here
         if is_on_dead or threading.current_thread() in self._crew.threads:
@@ -299,8 +296,8 @@ class Consumer:
         A second signal ends the wait for running handlers.
 
         Args:
-            until_empty: Return as well once the queue holds nothing, near or far. What a paused
-                queue holds is waited for until it is resumed.
+            until_empty: True to return also once the queue has no message, near or far. A paused
+                queue that has messages must be resumed first.
 
         Raises:
             UsageError: If it was started or stepped before.
@@ -312,14 +309,13 @@ class Consumer:
     def step(self) -> float:
         """Run one turn in the calling thread: read, deliver for a second at most, settle.
 
-        If reading fails, what was read before is delivered first.
+        If a read fails, messages that were read before are delivered first.
 
         Returns:
             Seconds until the next turn is needed.
 
         Raises:
-            StoreUnavailable: Nothing is lost; step again after a while.
-            StoreTimeout: Likewise.
+            StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
             UsageError: If it was started, or closed.
@@ -343,8 +339,8 @@ class Consumer:
         while (one := self._engine.ready.take()) is not None:
             self._deliver(one)
             if self._clock.boot_us() >= until_us:
-                # Handlers of all that is in hand may take longer than the leases last: then what
-                # is acked and not stored would be another's, and come again.
+                # Handlers of all rows in memory may take longer than the leases last: rows whose
+                # acks are not stored by then would be delivered again.
                 break
         if (finish := self._engine.outbox.endings.finish) is not None:
             finish()
@@ -365,8 +361,8 @@ class Consumer:
         """End a consumer that was driven by `step`.
 
         Raises:
-            UsageError: If it has threads that run; `stop` and `join` end those. If a signal's
-                handler calls it in the middle of another call.
+            UsageError: If its threads run, which `stop` and `join` end. If a signal handler calls
+                it that has interrupted another call.
         """
         locks.refuse_within()
         if self._is_parents:
@@ -388,10 +384,10 @@ class Consumer:
         return self._stopping
 
     def _hung_us(self) -> int:
-        """For how long the loop of this consumer has not turned, microseconds; 0: it turns.
+        """How long this consumer's loop has been stuck, microseconds; 0 if it is not.
 
         Time in a call of the store does not count: the store is at fault, and a new process would
-        wait for it as well. Nor does a consumer count that has not begun, or is about to end.
+        wait for it as well. A consumer that has not begun, or is about to end, is not stuck.
         """
         if not self._is_running or self._stopping:
             return 0
@@ -400,16 +396,16 @@ class Consumer:
         return max(now_us - max(self._turned_us, ended_us), 0)
 
     def _judge(self, _message: Message, error: BaseException) -> Outcome:
-        """What a delivery comes to whose handler raised this, or that was ended with it."""
+        """The outcome of a delivery that ended with this error."""
         return outcome_of(error)
 
     def _note_dead(self, row: Row) -> None:
         if self._deaths is not None:
             self._deaths.tell(row)
 
-    def _along(self) -> Firer:
-        """The firer of the schedules, which is stepped along."""
-        return self._firer
+    def _on_put(self, due_ms: int) -> None:
+        """Wake the engine for a message that a schedule has put."""
+        self._engine.news.on_put(due_ms)
 
     def _hold(self) -> Ending:
         """See `Deliverer.hold`."""
@@ -417,14 +413,14 @@ class Consumer:
 
     @property
     def _said(self) -> str:
-        """What an error calls it."""
+        """This consumer's name in errors and in the log."""
         return f"this consumer of queue {self._queue.name!r}"
 
     def _begin_child(self) -> None:
-        """A forked child has none of the threads: what was used is the parent's."""
+        """In a forked child, make a consumer anew that was not used; a used one is the parent's."""
         if self._started or self._stepped or self._closed:
             self._is_parents = True
-            # Whoever waits in the child for the end of its parent's has waited.
+            # A wait for its end in the child ends: the parent's threads are not there.
             self._stopping = True
             return
         member = self._given_member
@@ -439,7 +435,7 @@ class Consumer:
             )
 
     def _check_unused(self) -> None:
-        """Raise `UsageError` unless it can be started."""
+        """Raise `UsageError` if it cannot be started."""
         self._check_own()
         if self._started:
             raise UsageError(f"{self._said} was started before; make another one to run again.")
@@ -468,7 +464,7 @@ class Consumer:
             self._end_engine()
 
     def _turn_by_stepper(self) -> float | None:
-        """One step of an engine that has no thread; None where it is to be stepped no more."""
+        """Step an engine that has no thread; returns None once it is to be stepped no more."""
         try:
             if not self._stopping:
                 if self._stepper is not None:
@@ -488,7 +484,7 @@ class Consumer:
         return None
 
     def _turn(self) -> float:
-        """One step; seconds until the next one is needed."""
+        """Step; returns seconds until the next step is needed."""
         self._turner = threading.get_ident()
         try:
             return self._one_turn()
@@ -508,10 +504,10 @@ class Consumer:
         return delay
 
     def _begin_to_end(self) -> None:
-        """End in a thread of its own: others are stepped meanwhile."""
+        """End in a thread of its own, because the stepper steps others meanwhile."""
         self._stopping = True
         if self._is_ending:
-            # Woken once more meanwhile.
+            # A turn was asked for once more meanwhile.
             return
         self._is_ending = True
         try:
@@ -544,7 +540,7 @@ class Consumer:
             self._ended.set()
 
     def _wind_up(self, deadline_us: int) -> None:
-        """Let what runs finish, until the deadline; then settle, park and release."""
+        """Let handlers finish, until the deadline; then settle, park and release."""
         engine = self._engine
         is_broken = isinstance(self._error, (StoreError, SchemaError))
         tries = _LAST_TRIES
@@ -579,14 +575,14 @@ class Consumer:
                 if not isinstance(error, (StoreUnavailable, StoreTimeout)):
                     self._error, is_broken = self._error or error, True
                 if is_broken:
-                    # Handlers end here all the same: the store may take what they come to by then.
+                    # Wait for handlers all the same: the store may take their outcomes by then.
                     tries -= not engine.outbox.unended
                     if late or not tries:
                         self._give_up(self._error or error)
                         return
                     self._clock.sleep(_POLL_S)
                 elif late:
-                    log.warning("the end was not clean, some messages will come again: %s", error)
+                    log.warning("the end was not clean, some messages are redelivered: %s", error)
                     return
                 else:
                     self._clock.sleep(engine.news.back_off(error))
@@ -594,7 +590,7 @@ class Consumer:
                 return
 
     def _hand_over(self, until_us: int) -> None:
-        """Read on, and give others what comes due, until all of them know that this one ends."""
+        """Read on, and give others the due rows, until all of them know that this one ends."""
         engine = self._engine
         if not engine.is_relied_on:
             return
@@ -604,7 +600,7 @@ class Consumer:
                 try:
                     delay = engine.step()
                 except (StoreUnavailable, StoreTimeout) as error:
-                    # What is on its way to others is repeated.
+                    # Moves to others that failed are repeated.
                     delay = engine.news.back_off(error)
                 if self._hurried.is_set():
                     return
@@ -613,22 +609,22 @@ class Consumer:
             log.info("%s leaves its messages to others a little later: %s", self._said, error)
 
     def _give_up(self, error: ShardqError) -> None:
-        """The store takes no more, and no handler is waited for: release what can be released."""
+        """Release leases once the store has failed for good and no handler is waited for."""
         if unstored := self._engine.let_go():
             error.add_note(f"Deliveries here whose outcome could not be stored: {unstored}.")
 
     def _are_empty(self) -> bool:
-        """Whether the queues of the whole company hold nothing, near or far.
+        """True if the queues of the whole company have no message, near or far.
 
-        A handler may put into the queue of another consumer. So what each has found in its own
-        holds only while no handler runs, and until the next delivery of any begins.
+        A handler may put into the queue of another consumer. So a queue that was found empty counts
+        as empty only while no handler runs, and until the next delivery of any consumer begins.
         """
         outboxes = [one._engine.outbox for one in self._company]
         begun = sum(outbox.begun for outbox in outboxes)
-        # After the count: what has begun before it either runs now, or has put what it puts.
+        # After the count: a delivery that began before it either runs now, or has made its puts.
         if any(outbox.running for outbox in outboxes) or not self._engine.is_quiet():
             return False
-        # Nor while an `on_dead` runs, for the same reason. What dies has been handed out before.
+        # An `on_dead` may put too. The messages that it is called for have begun before.
         if any(one._deaths is not None and one._deaths.is_busy for one in self._company):
             return False
         now_us = self._clock.boot_us()
@@ -640,7 +636,7 @@ class Consumer:
     def _is_empty(self) -> bool:
         now_ms = self._clock.now_ms()
         shards = scan.every_shard(self._store, self._register, now_ms)
-        # Read, for a shard too full of deleted rows to tell counts as one with rows.
+        # Read the rows too: a shard with too many deleted rows counts as one with rows.
         pages = scan.pages(
             self._store,
             self._register.layout,
@@ -650,12 +646,12 @@ class Consumer:
         )
         if next(pages, None) is None:
             return True
-        # What a purge has reached is deleted when it comes due, which may be in years.
+        # Purged messages are deleted when they come due, which may be in years.
         is_purged = self._register.settings.purged_before_us > 0
         return is_purged and self._queue.depth(exact=True).total == 0
 
     def _end_by(self, fault: BaseException) -> None:
-        """End, because a thread does, by what should not have happened; threading prints that."""
+        """End because a thread has ended by an unforeseen error, which threading prints."""
         error = ShardqError(f"{self._said} ended by a fault of its own, {shown(fault)}.")
         error.__cause__ = fault
         self._error = self._error or error
@@ -670,11 +666,11 @@ class _Turns:
         self._consumer = consumer
 
     def turn(self) -> float | None:
-        """One step; returns seconds until the next one is needed, None for no more."""
+        """Step; returns seconds until the next step is needed, None for no more."""
         return self._consumer._turn_by_stepper()
 
     def on_change(self) -> bool:
-        """Another process has written: a step follows."""
+        """Note that another process has written; a step always follows."""
         self._consumer._engine.news.on_change()
         return True
 
@@ -687,14 +683,14 @@ class _Turns:
         return self._consumer._engine.take_in(noted)
 
     def wake(self) -> None:
-        """There are such rows: the next step comes at once."""
+        """Have the next step begin at once, because such rows exist."""
         self._consumer._engine.news.wake()
 
 
 def _traced(
     handler: Callable[[Message], object], traces: Traces | None
 ) -> Callable[[Message], object]:
-    """The handler, with a span around each run; as it is where nothing is traced."""
+    """The handler with a span around each run; the handler itself if nothing is traced."""
     if traces is None:
         return handler
 
@@ -707,7 +703,7 @@ def _traced(
 
 
 def check_threads(threads: object) -> None:
-    """Raise `BadSetting` unless there can be so many handlers' threads."""
+    """Raise `BadSetting` if this is no possible number of handler threads."""
     if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
         raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
 
@@ -716,14 +712,14 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
     """Run consumers in this process until SIGTERM, SIGINT, SIGHUP, or until one of them ends.
 
     They end together. The first signal lets running handlers finish, until each consumer's
-    deadline; a second ends that wait. Signals are caught where the main thread calls this; in
-    another thread a `stop()` of one consumer ends all. So does an error that ends one, which is
-    raised once the others have ended.
+    deadline; a second one ends that wait. Signals are caught only if the main thread calls this.
+    The `stop()` of one consumer ends all, and so does an error that ends one: it is raised once the
+    others have ended.
 
     Args:
         consumers: One or more that were not started, of different queues or of the same.
-        until_empty: Return as well once all their queues hold nothing, near or far. What a paused
-            queue holds is waited for until it is resumed.
+        until_empty: True to return also once their queues have no message, near or far. A paused
+            queue that has messages must be resumed first.
 
     Raises:
         UsageError: If there is none, or one was used before or is given twice; none was started.
@@ -762,7 +758,7 @@ def _end(
     caught: Sequence[int],
     on_stop: Callable[[int], object] | None,
 ) -> list[ShardqError]:
-    """Stop consumers and wait for them; returns what ended them, the first one's first."""
+    """Stop consumers and wait for them; returns the errors that ended them, the first first."""
     first_ended = sorted(consumers, key=lambda one: not one._stopping)
     for one in consumers:
         one.stop()
@@ -779,14 +775,14 @@ def _end(
     failures = []
     for one in first_ended:
         if not one._is_begun:
-            # It could not be started, or one before it: what is raised already says why.
+            # It was not started: `start` has raised the reason.
             continue
         try:
             one.join()
         except ShardqError as error:
             failures.append(error)
     for failure in failures[1:]:
-        # One store ends all that use it, by one error.
+        # A store that fails ends all its consumers by the same error.
         is_same = str(failure) == str(failures[0])
         log.log(
             logging.INFO if is_same else logging.ERROR,
@@ -809,11 +805,11 @@ def _check_company(consumers: Sequence[Consumer]) -> None:
 
 @contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """The signals that ask for an end, as they are caught: nothing else is done in their handler.
+    """Catch the signals that ask for an end; yields a list that gets the number of each.
 
-    It interrupts the main thread anywhere, where that holds a lock too. A SIGHUP counts as a first
-    one alone, for a terminal that is closed may send several; it stays ignored where `nohup` has
-    it ignored, and the user's where that handles it.
+    Their handler does nothing else, because it may interrupt the main thread while that holds a
+    lock. A closed terminal may send several SIGHUPs, so only the first signal may be one. A SIGHUP
+    that `nohup` ignores, or that the user handles, is left alone.
     """
     caught: list[int] = []
 

@@ -95,7 +95,7 @@ def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) 
     assert [len(consumer._engine.memory.polled) for consumer in consumers] == [2] * 4
     # Who gives a row to a lane means the same reader.
     engines = [consumer._engine for consumer in consumers]
-    own = {lane: one.home.member for one in engines for lane in one.intake.lanes if lane < 8}
+    own = {lane: one.home.member for one in engines for lane in one.memory.lanes if lane < 8}
     for one in engines:
         others = {lane: name for lane, name in own.items() if name != one.home.member}
         assert one.sharing._readers() == others

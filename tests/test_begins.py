@@ -97,7 +97,7 @@ def test_what_was_cancelled_in_memory_never_runs_and_counts_once(stage: Stage) -
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(consumer, seconds=1.2)
-    assert len(consumer._engine.intake.known) == 1
+    assert len(consumer._engine.memory.known) == 1
     assert names.cancel("order-7") is Is.WAITING
     stage.drive(consumer, seconds=5)
     assert len(seen) == 0
@@ -443,7 +443,7 @@ def test_what_is_begun_in_advance_is_not_shared(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer, ahead = begin_ahead(stage, queue, 100)
     may_go = consumer._engine.sharing._may_go
-    known = consumer._engine.intake.known.values()
+    known = consumer._engine.memory.known.values()
     kept = {one.row.body.decode() for one in known if not one.begun_us and not may_go(one)}
     assert kept == set(ahead)
 

@@ -215,7 +215,7 @@ def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
     # As after reads that have failed. What is behind the page's end is read for groups' sake.
     consumer._engine.pages.page_rows = 3
     read(stage, consumer, rows=6)
-    careful = [one.row.body for one in consumer._engine.intake.known.values() if one.careful]
+    careful = [one.row.body for one in consumer._engine.memory.known.values() if one.careful]
     # Of each group one may have been handed out, for they take up no room in the window.
     assert sorted(careful) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 

@@ -56,7 +56,7 @@ def test_every_lane_is_read_by_one_member_once_they_know_each_other(stage: Stage
     stage.connect().queue("mail", lanes=8, bands=1)
     consumers = [consumer for consumer, _ in members(stage, 3)]
     stage.drive(*consumers, seconds=10)
-    lanes = Counter(lane for consumer in consumers for lane in consumer._engine.intake.lanes)
+    lanes = Counter(lane for consumer in consumers for lane in consumer._engine.memory.lanes)
     assert lanes == dict.fromkeys(range(8), 1)
 
 
@@ -68,11 +68,11 @@ def test_a_member_that_joins_takes_its_share_and_one_that_leaves_gives_it_back(
     (a, seen_a), (b, seen_b) = members(stage, 2)
     stage.drive(a, seconds=5)
     stage.drive(a, b, seconds=15)
-    assert set(a._engine.intake.lanes) | set(b._engine.intake.lanes) == set(range(8))
-    assert not set(a._engine.intake.lanes) & set(b._engine.intake.lanes)
+    assert set(a._engine.memory.lanes) | set(b._engine.memory.lanes) == set(range(8))
+    assert not set(a._engine.memory.lanes) & set(b._engine.memory.lanes)
     b.close()
     stage.drive(a, seconds=4)
-    assert set(a._engine.intake.lanes) == set(range(8))
+    assert set(a._engine.memory.lanes) == set(range(8))
     stage.drain(queue, a)
     assert sorted(seen_a.texts + seen_b.texts) == sorted(sent)
 
@@ -167,7 +167,7 @@ def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_secon
             helper.start()
             for _ in range(200):
                 stage.clock.sleep(0.2)
-                mine, others = stuck._engine.intake.lanes, helper._engine.intake.lanes
+                mine, others = stuck._engine.memory.lanes, helper._engine.memory.lanes
                 if mine and others and not set(mine) & set(others):
                     break
             groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}") in mine]

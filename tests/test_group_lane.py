@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.engine.groups.heads import NEVER_MS, WaitingHeads
+from shardq.engine.groups.heads import WaitingHeads
 from shardq.engine.groups.lane import Group, GroupLane, place_of
 from shardq.engine.handing.delivery import Delivery
 from shardq.engine.leases.lease import Lease
 from shardq.model.message import Row
 from shardq.model.shard import Shard
+from shardq.stores.store import NEVER
 from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -172,4 +173,4 @@ def test_a_wait_that_was_ended_before_its_time_is_forgotten() -> None:
     assert (heads.far, heads.next_ms()) == (1, clock.now_ms() + 3_600_000)
     group.head, group.waits = None, 0
     heads.tidy()
-    assert (heads.far, heads.next_ms()) == (0, NEVER_MS)
+    assert (heads.far, heads.next_ms()) == (0, NEVER)

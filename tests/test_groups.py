@@ -453,7 +453,7 @@ def test_a_group_behind_a_long_backoff_costs_no_memory(stage: Stage) -> None:
     queue.put_many({"body": f"{n}", "group": "b"} for n in range(20))
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["head", *(f"{n}" for n in range(20))]
-    assert len(consumer._engine.intake.known) == 1
+    assert len(consumer._engine.memory.known) == 1
 
 
 def in_backoff(
@@ -488,7 +488,7 @@ def test_many_groups_in_a_backoff_make_no_other_group_late_and_cost_no_memory(
         queue.put("last", group=f"{number}")
     stage.drive(consumer, seconds=5)
     assert seen.texts[30:] == [f"{number}" for number in range(20)]
-    assert len(consumer._engine.intake.known) == 3
+    assert len(consumer._engine.memory.known) == 3
     begun_ms = stage.clock.now_ms()
     stage.drain(queue, consumer, within="15m")
     assert stage.clock.now_ms() - begun_ms < 11 * 60_000
@@ -546,10 +546,10 @@ def test_what_was_stored_late_while_the_lane_was_another_s_goes_first_once_it_is
     other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
     lane = queue._home.register.layout.group_lane("g")
     other.intake.keep([lane], dict)
-    other.intake.lanes[lane].advance(stage.clock.now_ms())
+    other.memory.lanes[lane].advance(stage.clock.now_ms())
     write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
     other.reader.poll(back_ms=500)
-    assert not other.intake.known
+    assert not other.memory.known
     holder.retire()
     holder.release_idle()
     write(stage, queue, stage.clock.now_ms() + 10, b"2", group="g")

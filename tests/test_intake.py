@@ -37,8 +37,8 @@ def test_no_lane_is_left_where_it_fails_to_ask_for_those_that_are_new(stage: Sta
     queue = stage.connect().queue("mail")
     consumer = Consumer(queue, Recorder(stage.clock))
     stage.drive(consumer, seconds=1)
-    intake = consumer._engine.intake
-    first, *others = intake.lanes
+    intake, memory = consumer._engine.intake, consumer._engine.memory
+    first, *others = memory.lanes
     intake.keep(others, dict)
 
     def fail() -> dict[int, int]:
@@ -46,7 +46,7 @@ def test_no_lane_is_left_where_it_fails_to_ask_for_those_that_are_new(stage: Sta
 
     with pytest.raises(StoreUnavailable):
         intake.keep([first], fail)
-    assert {lane.number for lane in consumer._engine.memory.polled} <= intake.lanes.keys()
+    assert {lane.number for lane in memory.polled} <= memory.lanes.keys()
     stage.drive(consumer, seconds=1)
 
 
@@ -64,10 +64,10 @@ def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_set
     other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
     other.intake.keep([0], dict)
     other.reader.poll()
-    assert (other.intake.known, other.intake.lanes[0].cursor_ms) == ({}, row.due_ms - 1)
+    assert (other.memory.known, other.memory.lanes[0].cursor_ms) == ({}, row.due_ms - 1)
     # And it is read as soon as the shard is free.
     holder._engine.retire()
     holder._engine.release_idle()
     stage.clock.advance(0.3)
     other.reader.poll()
-    assert list(other.intake.known) == [row.id]
+    assert list(other.memory.known) == [row.id]

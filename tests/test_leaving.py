@@ -217,7 +217,7 @@ def test_a_member_opens_once_it_has_read_what_will_be_its_lanes(
     two, by_two = member(stage, "two")
     two.step()
     assert not heartbeats(stage._store, "mail")["two"].demand
-    assert two._engine.intake.lanes
+    assert two._engine.memory.lanes
     stage.drive(one, two, seconds=0.5)
     assert heartbeats(stage._store, "mail")["two"].demand
     stage.drive(one, two, seconds=4)
@@ -253,27 +253,27 @@ def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(sta
         stage.clock.advance(0.1)
         one.step()
         two.step()
-    assert len(one.intake.lanes) < len(one._register.layout.lanes())
+    assert len(one.memory.lanes) < len(one._register.layout.lanes())
     two.close()
     stage.clock.advance(1)
     stage.faults.fail("notes lanes")
     with pytest.raises(StoreUnavailable):
         one.step()
     one.step()
-    assert len(one.intake.lanes) == len(one._register.layout.lanes())
+    assert len(one.memory.lanes) == len(one._register.layout.lanes())
 
 
 def test_what_comes_due_goes_to_others_though_the_store_fails_amid_a_leaving(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=8, bands=1)
     one, two = member(stage, "one")[0], member(stage, "two")[0]
     stage.drive(one, two, seconds=4)
-    lane = min(one._engine.intake.lanes)
+    lane = min(one._engine.memory.lanes)
     one._engine.ready.stop()
     write(stage, queue, stage.clock.now_ms() + 20, b"x", lane=lane)
     stage.faults.fail("read")
     one._hand_over(stage.clock.boot_us() + 1_000_000)
     [message] = queue.peek(10)
-    assert message._row.shard.lane in two._engine.intake.lanes
+    assert message._row.shard.lane in two._engine.memory.lanes
 
 
 def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:

@@ -63,7 +63,7 @@ def test_a_store_that_fails_at_any_call_loses_no_message_and_leaves_none_behind(
     dead = {message.id for message in queue.dead.peek(100)}
     assert dead == {message.id for message in sent if int(message.text) % 4 == 2}
     assert set(seen.texts) == {message.text for message in sent}
-    assert not consumer._engine.intake.known
+    assert not consumer._engine.memory.known
     assert consumer._engine.outbox.running == 0
     # An outcome whose storing failed is repeated, not its delivery.
     assert max(Counter(seen.texts).values()) <= 2
@@ -155,7 +155,7 @@ def test_the_ack_of_what_was_parked_too_late_for_its_minute_finds_it_where_its_r
     outbox.finish(one, ACKED)
     outbox.flush()
     assert stage.is_empty(queue)
-    assert not consumer._engine.intake.known
+    assert not consumer._engine.memory.known
 
 
 def read_while_parked(stage: Stage, consumer: Consumer) -> None:
@@ -177,9 +177,9 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     def work(_message: Message) -> None:
         engine = consumer._engine
         read_while_parked(stage, consumer)
-        assert len(engine.intake.known) == 2
+        assert len(engine.memory.known) == 2
         engine.step()
-        assert len(engine.intake.known) == 1
+        assert len(engine.memory.known) == 1
 
     seen = Recorder(stage.clock, work)
     consumer = Consumer(queue, seen)
@@ -313,7 +313,7 @@ def test_an_ack_stored_by_its_handler_s_thread_is_concluded_by_the_engine(stage:
     outbox.finish(one, ACKED)
     outbox.flush()
     assert outbox.running == 0
-    assert not consumer._engine.intake.known
+    assert not consumer._engine.memory.known
     assert stage.faults.calls["delete"] == 1
     assert consumer._engine.home.stats.totals.acked == 1
 
@@ -391,7 +391,7 @@ def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
     row = queue.put("x", delay="1s")._row
-    assert stage.drive(consumer, seconds=1, until=lambda: row.id in consumer._engine.intake.known)
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in consumer._engine.memory.known)
     stage.clock.advance((row.due_ms - stage.clock.now_ms()) / 1e3)
     one = consumer._engine.ready.take()
     assert one is not None

@@ -138,7 +138,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: 
     # As after reads that have failed.
     engine.pages.page_rows = 1
     engine.reader.poll()
-    assert {one.row.body for one in engine.intake.known.values()} == {
+    assert {one.row.body for one in engine.memory.known.values()} == {
         b"in hand",
         b"missed",
         b"next",
@@ -205,7 +205,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(sta
     # As after reads that have failed.
     engine.pages.page_rows = 1
     engine.reader.poll()
-    assert {one.row.body for one in engine.intake.known.values()} == {
+    assert {one.row.body for one in engine.memory.known.values()} == {
         b"in hand",
         b"missed",
         b"next",
@@ -270,14 +270,14 @@ def test_a_lane_that_was_not_polled_is_not_looked_ahead_in(stage: Stage) -> None
     engine = consumer._engine
     now_ms = stage.clock.now_ms()
     # Refused until the very moment between a poll and the look ahead that follows it.
-    engine.intake.lanes[0].retry_ms = now_ms + 2
+    engine.memory.lanes[0].retry_ms = now_ms + 2
     stage.clock.advance(0.001)
     write(stage, queue, now_ms + 1, b"first")
     write(stage, queue, now_ms + 500, b"second")
     stage.faults.call("read", lambda: stage.clock.advance(0.002))
     engine.reader._ahead_next_ms = 0
     engine.step()
-    assert [one.row.body for one in engine.intake.known.values()] in ([], [b"first"])
+    assert [one.row.body for one in engine.memory.known.values()] in ([], [b"first"])
     stage.drain(queue, consumer)
     assert seen.texts == ["first", "second"]
 
@@ -342,8 +342,8 @@ def test_far_timers_cost_no_memory(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put_many({"body": "x", "delay": f"{3_600 + n}s"} for n in range(20_000))
     consumer, seen = reading(stage, queue)
-    intake = consumer._engine.intake
-    assert not stage.drive(consumer, seconds=30, until=lambda: bool(intake.known))
+    memory = consumer._engine.memory
+    assert not stage.drive(consumer, seconds=30, until=lambda: bool(memory.known))
     assert len(consumer._engine.ready) == 0
     assert not seen.texts
 
@@ -353,11 +353,11 @@ def test_what_is_known_stays_within_the_prefetch(stage: Stage) -> None:
     queue.put_many("x" for _ in range(4_000))
     stage.clock.advance(1)
     consumer, _ = reading(stage, queue, prefetch=200)
-    intake = consumer._engine.intake
+    memory = consumer._engine.memory
     for _ in range(20):
         consumer._engine.step()
         stage.clock.advance(0.05)
-        assert len(intake.known) <= 200
+        assert len(memory.known) <= 200
     stage.drain(queue, consumer, within="1m")
 
 
@@ -383,7 +383,7 @@ def test_of_groups_nothing_is_taken_in_that_comes_after_where_a_page_was_cut(
     monkeypatch.setattr(engine.intake, "accept", note)
     engine.pages.page_rows = 3
     engine.reader.wakes_all = True
-    engine.intake.lanes[queue._home.register.layout.group_lane("g0")].full = lagging
+    engine.memory.lanes[queue._home.register.layout.group_lane("g0")].full = lagging
     engine.reader.poll()
     assert next(filter(None, taken)) == {b"0", b"1", b"2"}
     stage.drive(consumer, seconds=1)
@@ -463,7 +463,7 @@ def test_a_lane_that_is_read_on_page_by_page_passes_nothing_that_was_stored_in_t
     queue = stage.connect().queue("mail", lanes=1)
     consumer, seen = reading(stage, queue, prefetch=4)
     stage.drive(consumer, seconds=2)
-    lane = consumer._engine.intake.lanes[0]
+    lane = consumer._engine.memory.lanes[0]
     consumer._engine.reader.poll()
     now_ms = stage.clock.now_ms()
     write(stage, queue, now_ms - 100, b"first", group="g")

@@ -425,18 +425,18 @@ def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage
     for _ in range(8):
         engine.step()
         stage.drive(*others, seconds=1)
-    kept = set(engine.intake.lanes)
+    kept = set(engine.memory.lanes)
     assert len(kept) == 2
     away_us[0] = 500_000
     others.pop().close()
     for _ in range(8):
         engine.step()
         stage.drive(*others, seconds=1)
-    assert set(engine.intake.lanes) <= kept
+    assert set(engine.memory.lanes) <= kept
     # The next caller finds them taken at once.
     away_us[0] = 0
     engine.step()
-    assert len(engine.intake.lanes) == 3
+    assert len(engine.memory.lanes) == 3
     engine.close()
 
 
@@ -458,7 +458,7 @@ def test_a_call_that_took_long_is_followed_by_another_and_keeps_its_lanes(
         receive(stage, queue, count=1)
     # As its thread does between two calls.
     engine.step()
-    assert engine.intake.lanes
+    assert engine.memory.lanes
 
 
 def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stage) -> None:

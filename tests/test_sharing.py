@@ -32,8 +32,8 @@ class Busy:
         # As where a handler's thread has come for a message before.
         self.engine.ready.waiters.is_threaded = True
         self.engine.step()
-        self.lanes = sorted(self.engine.intake.lanes)
-        self.others = [n for n in self.layout.lanes() if n not in self.engine.intake.lanes]
+        self.lanes = sorted(self.engine.memory.lanes)
+        self.others = [n for n in self.layout.lanes() if n not in self.engine.memory.lanes]
         assert self.lanes
         assert self.others
         # It is there, so nobody steps in for it.
@@ -291,12 +291,12 @@ def test_nothing_is_moved_once_its_lease_is_over(stage: Stage) -> None:
     busy = Busy(stage)
     busy.put("waits")
     busy.step(0.06)
-    [one] = [one for one in busy.engine.intake.known.values() if not one.begun_us]
+    [one] = [one for one in busy.engine.memory.known.values() if not one.begun_us]
     assert busy.engine.ready.relinquish(1, lambda _: True) == [one]
     one.lease.deadline_us = stage.clock.boot_us()
     busy.engine.outbox.share(one, busy.others[0])
     assert busy.engine.outbox.is_empty
-    assert one.row.id not in busy.engine.intake.known
+    assert one.row.id not in busy.engine.memory.known
     assert busy.shared() == []
 
 
@@ -304,7 +304,7 @@ def test_who_got_nothing_for_a_lease_that_is_over_is_not_shunned(stage: Stage) -
     busy = Busy(stage)
     busy.put("waits")
     busy.step(0.06)
-    [lease] = {one.lease for one in busy.engine.intake.known.values() if not one.begun_us}
+    [lease] = {one.lease for one in busy.engine.memory.known.values() if not one.begun_us}
     was_us, lease.deadline_us = lease.deadline_us, 0
     for _ in range(12):
         busy.free()
@@ -414,7 +414,7 @@ def test_slow_messages_of_one_lane_are_worked_by_all_members(stage: Stage) -> No
     stage.drive(*consumers, seconds=4)
     sent = [queue.put(f"{n}") for n in range(40)]
     store, layout = queue._home.store, queue._home.register.layout
-    lane = min(consumers[0]._engine.intake.lanes)
+    lane = min(consumers[0]._engine.memory.lanes)
     for message in queue.peek(1_000):
         row = message._row
         if row.shard.lane != lane:
@@ -445,8 +445,8 @@ def test_what_a_receiver_leaves_due_between_two_calls_goes_to_who_waits(stage: S
     queue.receive(max=1, visibility="60s")
     engine = queue._receiver._engine
     assert engine is not None
-    busy.lanes = sorted(engine.intake.lanes)
-    busy.others = [n for n in busy.layout.lanes() if n not in engine.intake.lanes]
+    busy.lanes = sorted(engine.memory.lanes)
+    busy.others = [n for n in busy.layout.lanes() if n not in engine.memory.lanes]
     busy.put("first", "second", "third")
     stage.clock.advance(0.06)
     assert [one.text for one in queue.receive(max=1, visibility="60s")] == ["first"]
@@ -470,4 +470,4 @@ def test_all_agree_who_reads_which_lane_while_some_are_not_filled_yet(stage: Sta
         readers = one.sharing._readers()
         for other in engines:
             theirs = {lane for lane, name in readers.items() if name == other.home.member}
-            assert theirs == (set() if other is one else set(other.intake.lanes))
+            assert theirs == (set() if other is one else set(other.memory.lanes))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from reading import reading, write
 
@@ -180,7 +178,7 @@ def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_sl
         return read(*wanted)
 
     queue._home.store.read = slow  # type: ignore[method-assign]
-    lane = consumer._engine.intake.lanes[0]
+    lane = consumer._engine.memory.lanes[0]
     swept, longest_us = dict(lane.swept), 0
     for _ in range(80):
         stage.clock.advance(0.3)
@@ -198,7 +196,7 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
     now_ms = stage.clock.now_ms()
     write(stage, queue, now_ms - 30_000, b"late", lane=0)
     # It is another's for longer than the deepest sweep pauses.
-    for lane in consumer._engine.intake.lanes.values():
+    for lane in consumer._engine.memory.lanes.values():
         lane.retry_ms = now_ms + 35_000
     stage.drive(consumer, seconds=34, stride=0.1)
     assert seen.texts == []
@@ -246,7 +244,7 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
     stage.clock.advance(0.001)
     write(stage, queue, stage.clock.now_ms(), b"next", group="g")
     engine.reader.poll()
-    assert {one.row.body for one in engine.intake.known.values()} == {b"first", b"missed", b"next"}
+    assert {one.row.body for one in engine.memory.known.values()} == {b"first", b"missed", b"next"}
 
 
 def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stage) -> None:
@@ -254,7 +252,7 @@ def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stag
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=6)
-    [lane] = engine.intake.lanes.values()
+    [lane] = engine.memory.lanes.values()
     again_ms, lane.full = lane.again_ms, True
     # The first rung is due, and the poll stands for it.
     stage.clock.advance(0.3)
@@ -274,7 +272,7 @@ def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, 
     for n in range(300):
         queue.put(f"{n}", delay=f"{n * 20}ms" if busy else "1h")
     stage.drive(consumer, seconds=5)
-    assert stage.clock.now_ms() - consumer._engine.intake.lanes[0].again_ms < 500
+    assert stage.clock.now_ms() - consumer._engine.memory.lanes[0].again_ms < 500
 
 
 def test_a_lane_beyond_the_end_of_a_sweep_was_not_read_again_up_to_now(stage: Stage) -> None:
@@ -282,7 +280,7 @@ def test_a_lane_beyond_the_end_of_a_sweep_was_not_read_again_up_to_now(stage: St
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=10)
-    one, other = engine.intake.lanes.values()
+    one, other = engine.memory.lanes.values()
     other.cursor_ms -= 3_000
     again_ms = one.again_ms
     stage.clock.advance(2.5)
@@ -327,7 +325,7 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
         stage.drive(consumer, seconds=1, stride=0.1)
         other.renew()
     assert seen.texts == ["late"]
-    assert consumer._engine.intake.lanes[0].cursor_ms < layout.end_ms(shard.minute)
+    assert consumer._engine.memory.lanes[0].cursor_ms < layout.end_ms(shard.minute)
 
 
 def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
@@ -400,7 +398,7 @@ def test_a_shard_refused_behind_the_seal_keeps_no_other_lane_from_being_looked_a
     other = MemberLeases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([late.shard])
     stage.drive(consumer, seconds=9, stride=0.1)
-    swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer._engine.intake.lanes.items()}
+    swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer._engine.memory.lanes.items()}
     assert swept[0] == late.shard.minute - 1
     assert swept[1] > late.shard.minute
 
@@ -434,7 +432,7 @@ def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stag
     for _ in range(30):
         stage.clock.advance(0.3)
         engine.step()
-    assert len(engine.intake.known) == 1
+    assert len(engine.memory.known) == 1
     engine.close()
     other, seen = reading(stage, queue)
     stage.drive(other, seconds=2)
@@ -478,12 +476,12 @@ def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_bein
     lengths: list[int] = []
     read = engine.pages.read
 
-    def narrow(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
-        if purpose == "sweep 60 s":
-            lengths.append(until_ms - after_ms)
-            if until_ms - after_ms > 2_000:
+    def narrow(*wanted: Slice) -> list[Row]:
+        if wanted[0].purpose == "sweep 60 s":
+            lengths.append(wanted[0].until_ms - wanted[0].after_ms)
+            if lengths[-1] > 2_000:
                 raise StoreUnavailable("too slow")
-        return read(lanes, after_ms, until_ms, purpose, **more)
+        return read(*wanted)
 
     engine.pages.read = narrow  # type: ignore[method-assign]
     tried = 0
@@ -510,13 +508,13 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     asked = 0
     read = engine.pages.read
 
-    def refuse(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
+    def refuse(*wanted: Slice) -> list[Row]:
         nonlocal asked
-        if purpose == "sweep 60 s":
+        if wanted[0].purpose == "sweep 60 s":
             asked += 1
             if asked <= 12:
                 raise StoreUnavailable("away")
-        return read(lanes, after_ms, until_ms, purpose, **more)
+        return read(*wanted)
 
     engine.pages.read = refuse  # type: ignore[method-assign]
     stage.drive(consumer, seconds=100)
@@ -530,14 +528,14 @@ def test_a_sweep_from_further_back_than_one_that_failed_is_of_no_more_slices(sta
     engine = consumer._engine
     # One of half a second has failed several times; its lane was not to be swept for long since.
     engine.sweeper._narrow_ms["sweep 0.5 s"] = 10
-    engine.intake.lanes[0].unswept_ms = stage.clock.now_ms() - 30_000
+    engine.memory.lanes[0].unswept_ms = stage.clock.now_ms() - 30_000
     asked = 0
     read = engine.pages.read
 
-    def count(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
+    def count(*wanted: Slice) -> list[Row]:
         nonlocal asked
-        asked += purpose == "sweep 0.5 s"
-        return read(lanes, after_ms, until_ms, purpose, **more)
+        asked += wanted[0].purpose == "sweep 0.5 s"
+        return read(*wanted)
 
     engine.pages.read = count  # type: ignore[method-assign]
     engine.sweeper.sweep(RUNGS[0])
@@ -599,7 +597,7 @@ def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_mad
     stage.clock.advance(3 * 86_400)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=15, stride=0.1)
-    [lane] = consumer._engine.intake.lanes.values()
+    [lane] = consumer._engine.memory.lanes.values()
     newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
     assert stage._store.notes(LANES, ("mail",))[0] == lane.sealed == newest
     # The looks that the former reader has left go on.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.handing.starts import Start
     from shardq.engine.storing.ending import Ending
-    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
 
 log = logging.getLogger(__name__)
@@ -62,15 +61,14 @@ class Deliverer:
 
     def __init__(
         self,
-        home: QueueHome,
         engine: Engine,
         handler: Callable[[Message], object],
         *,
         is_stopping: Callable[[], bool],
         judge: Callable[[Message, BaseException], Outcome],
     ) -> None:
-        self._clock = home.clock
-        self._register = home.register
+        self._clock = engine.home.clock
+        self._register = engine.home.register
         self._engine = engine
         self._call = HandlerCall(handler)
         self._judge = judge
@@ -79,7 +77,7 @@ class Deliverer:
         self._here: dict[int, Delivery] = {}
         """Thread -> the delivery that it gave to the handler last."""
         self._is_stopping = is_stopping
-        self._care = Care(home, engine.memory, is_stopping=is_stopping)
+        self._care = Care(engine.home, engine.memory, is_stopping=is_stopping)
         self._lock = locks.new()
         self._suspect: Delivery | None = None
         """The suspect that runs now: a process may have died of it before."""

@@ -16,8 +16,6 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from shardq import locks
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
@@ -93,7 +91,7 @@ class Engine:
         on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
         on_dead: Called with each row that a burial here has made in the dead-letter queue.
         put_rate: Returns how many messages are put a second.
-        along: Returns what fires the queue's schedules and is stepped along; None without.
+        along: Fires the queue's schedules, and is stepped along with the engine; None without.
         waiters: The handlers' threads, if they wait for rows of other queues too.
     """
 
@@ -109,7 +107,7 @@ class Engine:
         on_wake: Callable[[float], None] | None = None,
         on_dead: Callable[[Row], object] | None = None,
         put_rate: Callable[[], float] = lambda: 0.0,
-        along: Callable[[], Along | None] = lambda: None,
+        along: Along | None = None,
         waiters: Waiters | None = None,
     ) -> None:
         self.home = home
@@ -538,10 +536,12 @@ class Engine:
         return self._is_arriving
 
     def _told(self) -> Heartbeat:
-        told = self.sharing.told(
-            self.lanes.told, version=self._register.version, holder=self.leases.holder
+        return self.sharing.told(
+            self.lanes.told,
+            gave=self.lanes.given,
+            version=self._register.version,
+            holder=self.leases.holder,
         )
-        return replace(told, gave=self.lanes.given)
 
     def _bury_dead(self) -> bool:
         """Remove members of this machine that are dead; True if there were any."""

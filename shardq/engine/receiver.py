@@ -388,7 +388,7 @@ class Receiver:
 
     def _claim_for_line(self, engine: Engine) -> None:
         """Claim due rows, batch by batch, while there are both rows and waiting callers."""
-        claims = Claims(self._home, engine)
+        claims = Claims(engine)
         while self._line and engine.ready.has(1):
             taken: dict[ReceiveCall, list[Delivery]] = {}
             self._claiming = True

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shardq.engine.members.part import Part
 from shardq.engine.reading.lane import RUNGS
 from shardq.engine.reading.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
@@ -22,8 +23,6 @@ _BRIEF_MAX = 1_000
 """The most brief steps between two whole ones."""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.handing.starts import Starts
     from shardq.engine.members.member import Member
@@ -42,19 +41,14 @@ class Along(Protocol):
         """Let its next step read what has changed."""
 
 
-class Rest:
+class Rest(Part):
     """Finds out until when an engine may rest, and prepares it. From the thread that steps it.
 
-    Args:
-        along: Returns what is stepped along with the engine; None without.
-
     Attributes:
-        along: Returns what is stepped along with the engine; None without.
+        along: Fires the queue's schedules, and is stepped along with the engine; None without.
         was_brief: True if the last step was brief.
         is_alone: True if the caller of the steps vouches that no other process uses the store. It
             then calls `note` for each row that is placed, and `hurry` when settings have changed.
-        clock: The clock of the member.
-        register: The queue's record.
     """
 
     def __init__(
@@ -65,29 +59,23 @@ class Rest:
         outbox: Outbox,
         groups: GroupLanes,
         sweeper: Sweeper,
-        along: Callable[[], Along | None],
+        along: Along | None,
     ) -> None:
+        super().__init__(member)
         self.along = along
-        self._memory = member.memory
         self._intake = intake
         self.is_alone = self.was_brief = self._is_behind = False
         self._brief = _BRIEF_MAX
         self._next_ms = 0
         """Before this nothing is to be done, by the last look and the calls of `note` since."""
-        self._membership = member.membership
         self._groups = groups
-        self.clock = member.clock
-        self.register = member.register
-        self._store = member.store
         self._starts = starts
         self._outbox = outbox
-        self._leases = member.leases
-        self._news = member.news
         self._sweeper = sweeper
 
     def is_brief(self) -> bool:
         """True if the step that begins need only read and settle."""
-        memory, used = self._memory, self.register.layout.bands_used
+        memory, used = self._memory, self._register.layout.bands_used
         if (
             not self.is_alone
             or self._brief >= _BRIEF_MAX
@@ -103,18 +91,18 @@ class Rest:
 
     def is_over(self) -> bool:
         """True if there is something to do, provided that each placed row was noted."""
-        return self._next_ms <= self.clock.now_ms()
+        return self._next_ms <= self._clock.now_ms()
 
     def hurry(self) -> None:
         """Make the next step a whole one."""
         self._brief, self._next_ms = _BRIEF_MAX, 0
-        if (along := self.along()) is not None:
-            along.hurry()
+        if self.along is not None:
+            self.along.hurry()
 
     def note(self, due_ms: int) -> None:
         """Note that a row was placed in the queue, due at `due_ms`, epoch milliseconds."""
         self._next_ms = min(self._next_ms, due_ms)
-        if due_ms <= self.clock.now_ms():
+        if due_ms <= self._clock.now_ms():
             self._is_behind = True
             self._news.on_put(due_ms)
 
@@ -130,17 +118,17 @@ class Rest:
             Epoch milliseconds. Now: there is something to do, or a lane waits for another member;
             the last step has returned for how long. None: for ever, by the store's index of rows.
         """
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.now_ms()
         if not self.is_alone or self._next_ms <= now_ms:
             self._next_ms = self._look_ms(now_ms)
         own_ms = None if self._next_ms == NEVER else self._next_ms
-        if (along := self.along()) is None:
+        if self.along is None:
             return own_ms
-        other_ms = along.next_ms()
+        other_ms = self.along.next_ms()
         return min((ms for ms in (own_ms, other_ms) if ms is not None), default=None)
 
     def _look_ms(self, now_ms: int) -> int:
-        if self.register.settings.paused:
+        if self._register.settings.paused:
             return NEVER
         if self._is_at_work(now_ms):
             return now_ms
@@ -157,7 +145,7 @@ class Rest:
 
     def _next_due_ms(self, after_ms: int) -> int | None:
         """The due of the first row of the queue after a due; None if an index shows none."""
-        layout = self.register.layout
+        layout = self._register.layout
         minute = layout.minute_of(after_ms + 1)
         while (first := self._store.next_minute(layout.queue, minute)) not in (None, NEVER):
             wanted = Slice(
@@ -196,7 +184,7 @@ class Rest:
         """
         if not (held := self._leases.held()):
             return
-        after_us = self.clock.boot_us() + until_ms * 1_000 - self.clock.now_us()
+        after_us = self._clock.boot_us() + until_ms * 1_000 - self._clock.now_us()
         if any(lease.deadline_us <= after_us for lease in held):
             self._intake.give_up(lambda _: True)
             self._leases.release([lease.shard for lease in held])
@@ -215,8 +203,3 @@ class Rest:
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._sweeper.was_swept(RUNGS[-1], until_ms)
-
-    @property
-    def begun(self) -> int:
-        """How many deliveries have begun."""
-        return self._outbox.begun

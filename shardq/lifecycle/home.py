@@ -13,7 +13,7 @@ only private names that another module reads (`pyproject.toml`, flake8-self).
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -147,19 +147,7 @@ class QueueHome(Home):
         is_timed: bool = False,
     ) -> None:
         store, clock = home.store, home.clock
-        super().__init__(
-            store,
-            clock,
-            keeper=home.keeper,
-            chores=home.chores,
-            owner=home.owner,
-            open_all=home.open_all,
-            open_one=home.open_one,
-            logs=home.logs,
-            entered=home.entered,
-            traces=home.traces,
-            meter=home.meter,
-        )
+        super().__init__(**{one.name: getattr(home, one.name) for one in fields(Home)})
         self.register: Register = register
         self.member: str = member or member_name()
         self.listeners: list[Callable[[int], None]] = []

@@ -59,6 +59,8 @@ OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
 """What a put does if a message has its key already."""
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All choices, the default first."""
+_OPTIONS = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
+"""The options of a put that belong to a key, each with its default."""
 _WITHIN_US = 100_000_000
 """A put waits this long for a row about to be written, while others keep changing its key."""
 
@@ -195,18 +197,11 @@ def key_text(key: object, unique_for: Duration | None) -> str:
     return MessageKey(names.label(key, what="key"), 1, unique_ms or None).text()
 
 
-def check_unkeyed(given: Mapping[str, Any]) -> None:
-    """Refuse options of a put that need a key.
-
-    Raises:
-        UsageError: If one is given.
-    """
-    usual = {"on_conflict": "keep"}
-    for option in ("on_conflict", "max_wait", "unique_for"):
-        if given.get(option) not in (None, usual.get(option)):
-            raise UsageError(
-                f"{option}={shown(given[option])} needs a key: give one, or make the queue keyed."
-            )
+def keyed_options(given: Mapping[str, Any]) -> list[str]:
+    """The options of a put that are given and belong to a key, the key first."""
+    if _OPTIONS.keys().isdisjoint(given):
+        return []
+    return [name for name, usual in _OPTIONS.items() if given.get(name) not in (None, usual)]
 
 
 class KeyedPuts:

@@ -45,9 +45,9 @@ from shardq.lifecycle.keyedputs import (
     Asked,
     KeyedPut,
     KeyedPuts,
-    check_unkeyed,
     conflict_of,
     key_text,
+    keyed_options,
 )
 from shardq.model import names
 from shardq.model.ids import row_ids
@@ -87,7 +87,6 @@ _LATE_MS = 100
 """A row of a group that is stored a quarter of a second after its due may be read after later ones:
 a chunk with such rows ends soon, and a row that has waited is due anew."""
 _ARGUMENTS = {"body", *PutOptions.__annotations__}
-_OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
 class _Put(HubCall):
@@ -173,7 +172,7 @@ class Producer:
             self._cap.check()
             row = self._row(now_us, self._next_lane, body, given)
             is_held = row.group is not None and row.due_ms <= ceil_ms(now_us)
-        if row.key is not None or self._register.settings.keyed or _is_keyed(given):
+        if row.key is not None or self._register.settings.keyed or keyed_options(given):
             return self._put_keyed(self._asked(row, body, given))
         call = _Put(row, is_held=is_held)
         try:
@@ -253,13 +252,17 @@ class Producer:
             UsageError: If the arguments do not go together.
         """
         if isinstance(body, Message):
-            if _is_keyed(given):
+            if keyed_options(given):
                 raise UsageError("a message is put again as it was; put its body to give it a key.")
             return Asked(row, body.conflict if isinstance(body, KeyedPut) else KEEP, tried=row)
         key = given.get("key")
         if key is None:
-            if not self._register.settings.keyed:
-                check_unkeyed(given)
+            options = keyed_options(given)
+            if options and not self._register.settings.keyed:
+                raise UsageError(
+                    f"{options[0]}={shown(given.get(options[0]))} needs a key: give one, or make "
+                    f"the queue keyed."
+                )
             key = row.message_id
         if names.is_dead_queue(self._register.name):
             raise UsageError(
@@ -380,12 +383,7 @@ class Producer:
             if written:
                 repaired = self._after_insert(written, min(written, key=_due_of))
         except StoreError as error:
-            failures: list[Message | ShardqError] = []
-            for one in asked:
-                mine = own_copy(error)
-                mine.messages = (Message(rows[one.name], 0, signer),)
-                failures.append(mine)
-            return failures
+            return [self._failure(error, rows[one.name]) for one in asked]
         for due_ms in {row.due_ms for row in written}:
             self._on_put(due_ms)
         self._stats.add(put=len(written))
@@ -402,13 +400,14 @@ class Producer:
                 pass
             self._put_chunk(chunk.rows, chunk)
         except StoreError as error:
-            failures: list[Message | ShardqError] = []
-            for row in chunk.rows:
-                mine = own_copy(error)
-                mine.messages = (Message(row, 0, signer),)
-                failures.append(mine)
-            return failures
+            return [self._failure(error, row) for row in chunk.rows]
         return [Message(row, 0, signer) for row in chunk.rows]
+
+    def _failure(self, error: StoreError, row: Row) -> StoreError:
+        """The error of a batch as the answer for one of its rows, which the error then carries."""
+        failure = own_copy(error)
+        failure.messages = (Message(row, 0, self._register.signer),)
+        return failure
 
     def _put_chunk(
         self, rows: Iterable[Row], chunk: Chunk, ended: list[BaseException] | None = None
@@ -647,7 +646,7 @@ class Producer:
             )
         body = given["body"]
         row = self._row(now_us, lane_of, body, given, chunk)
-        if self._register.settings.keyed or _is_keyed(given):
+        if self._register.settings.keyed or keyed_options(given):
             return self._asked(row, body, given)
         return row
 
@@ -728,19 +727,6 @@ def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
             use()
         except StoreError as error:
             chunk.failed = error
-
-
-def _is_keyed(given: PutOptions) -> bool:
-    """True if a put has a key, or an option that needs one."""
-    if _OF_KEYS.isdisjoint(given):
-        return False
-    get = given.get
-    return (
-        get("key") is not None
-        or get("on_conflict") not in (None, KEEP.choice)
-        or get("max_wait") is not None
-        or get("unique_for") is not None
-    )
 
 
 def _due_of(row: Row) -> int:

@@ -253,10 +253,7 @@ class Receipts:
         """
         given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
         receipts = _by_position(one for one in given if isinstance(one, Receipt))
-        there = {row.position: row for row in self._store.find(receipts)}
-        found, stale = self._sorted(there, receipts.values(), margin_ms=CLAIM_MARGIN_MS)
-        if stale and not is_partial:
-            raise next(iter(stale.values()))
+        found, stale = self._find(receipts, CLAIM_MARGIN_MS, is_partial=is_partial)
         forwarder = Forwarder(self._home)
         moved = forwarder.move(found, target)
         failed: dict[Position, ReceiptError | KeyTaken] = dict(stale)
@@ -372,14 +369,8 @@ class Receipts:
         Raises:
             StaleReceipt: If a row is gone, or is a claim whose time is up.
         """
-        found, stale = self._sorted(
-            {row.position: row for row in self._store.find([r.position for r in receipts])},
-            receipts,
-            margin_ms=CLAIM_MARGIN_MS,
-        )
-        for error in stale.values():
-            raise error
-        return found
+        asked = {receipt.position: receipt for receipt in receipts}
+        return self._find(asked, CLAIM_MARGIN_MS, is_partial=False)[0]
 
     def unsettled(self, receipts: Iterable[str]) -> list[str]:
         """The receipts, of these, whose deliveries have not ended: one read.
@@ -388,10 +379,22 @@ class Receipts:
             BadReceipt: If one is damaged or of another queue.
         """
         given = {one: self.receipt_of(one) for one in receipts}
-        there = self._store.find({receipt.position for receipt in given.values()})
-        rows = {row.position: row for row in there}
-        _, stale = self._sorted(rows, given.values(), margin_ms=0)
+        _, stale = self._find(_by_position(given.values()), 0, is_partial=True)
         return [one for one, receipt in given.items() if receipt.position not in stale]
+
+    def _find(
+        self, receipts: Mapping[Position, Receipt], margin_ms: int, *, is_partial: bool
+    ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
+        """Read the rows of receipts; returns what `_sorted` does.
+
+        Raises:
+            StaleReceipt: If a receipt is stale, unless `is_partial`.
+        """
+        there = {row.position: row for row in self._store.find(receipts)}
+        found, stale = self._sorted(there, receipts.values(), margin_ms=margin_ms)
+        if stale and not is_partial:
+            raise next(iter(stale.values()))
+        return found, stale
 
     def _sorted(
         self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int
@@ -465,10 +468,7 @@ class Receipts:
         if is_followed:
             given = self._following(given)
         receipts = _by_position(one for one in given if isinstance(one, Receipt))
-        there = {row.position: row for row in self._store.find(receipts)}
-        found, stale = self._sorted(there, receipts.values(), margin_ms=margin_ms)
-        if stale and not is_partial:
-            raise next(iter(stale.values()))
+        found, stale = self._find(receipts, margin_ms, is_partial=is_partial)
         planned = [(row, plan(row, receipts[row.position].attempt)) for row in found]
         self._settler.ledger.fail(failures)
         # Checked again, because the steps before may have taken long.

@@ -37,7 +37,7 @@ class Actor:
         self.consumer = consumer
         self.store = store
         self._engine = consumer._engine
-        self.queue = self._engine.rest.register.name
+        self.queue = self._engine.home.register.name
         self._clock = clock
         self._fruitless = 0
         self.wake_us = 0
@@ -59,7 +59,7 @@ class Actor:
     def step(self) -> None:
         """Do the work that is due now."""
         engine, clock = self._engine, self._clock
-        begun = engine.rest.begun
+        begun = engine.outbox.begun
         try:
             delay = self.consumer.step()
             # Release leases that a slow job has outlasted.
@@ -73,7 +73,7 @@ class Actor:
             self._fruitless = 0
             self.wake_us = NEVER if until_ms is None else until_ms * 1_000
             return
-        self._fruitless = 0 if engine.rest.begun > begun else self._fruitless + 1
+        self._fruitless = 0 if engine.outbox.begun > begun else self._fruitless + 1
         self.wake_us = now_us + self._pause_us(delay)
 
     def _pause_us(self, delay: float) -> int:
@@ -86,7 +86,7 @@ class Actor:
     @property
     def fires_us(self) -> int:
         """When a schedule of its queue fires next, epoch microseconds; `NEVER` if none does."""
-        along = self._engine.rest.along()
+        along = self._engine.rest.along
         next_ms = None if along is None else along.next_ms()
         return NEVER if next_ms is None else next_ms * 1_000
 

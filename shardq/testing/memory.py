@@ -142,7 +142,7 @@ class MemoryConnection(Connection):
 
     def has(self, consumer: Consumer) -> bool:
         """True if a consumer belongs to one of its queues."""
-        register = consumer._engine.rest.register
+        register = consumer._engine.home.register
         return any(queue._home.register is register for queue in self._queues.values())
 
     def end_receiving(self) -> None:

@@ -502,7 +502,7 @@ class Sandbox:
 
     def _actor(self, consumer: Consumer, store: MemoryStore) -> Actor:
         engine = consumer._engine
-        engine.outbox.endings.on_end = partial(self._note_end, store, engine.rest.register)
+        engine.outbox.endings.on_end = partial(self._note_end, store, engine.home.register)
         return Actor(consumer, store, self._clock)
 
     def _home_of(self, app: App) -> MemoryConnection:

@@ -268,7 +268,7 @@ class Watch:
     def _need_of(self, shard: Shard, process: str) -> tuple[bool, bool]:
         """Whether a process reads a lane that has no room; whether it is seconds behind with it."""
         engine = self._engine_of(process)
-        lane = engine.intake.lanes.get(shard.lane) if engine is not None else None
+        lane = engine.memory.lanes.get(shard.lane) if engine is not None else None
         if lane is None or engine is None:
             return False, False
         until_ms = engine.reader._until_ms(self._scheduler.wall_us() // 1_000)

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardq.engine.handing.delivery import Delivery
+from shardq.engine.members.part import Part
 from shardq.model.message import SERIALS_AFTER_TAKEOVER, SERIALS_OF_OTHERS
 
 if TYPE_CHECKING:
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
 _edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
-class Edits:
+class Edits(Part):
     """Edits rows of group lanes for one member, in the thread that steps its engine."""
 
     def __init__(self, member: Member) -> None:
-        self._store = member.store
-        self._leases = member.leases
-        self._planner = member.settler.planner
+        super().__init__(member)
+        self._planner = self._settler.planner
         self._untold: list[Row] = []
         """Notes still to be written."""
         self._unclaimed: list[tuple[Delivery, Row]] = []

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from shardq.engine.members.part import Part
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -26,16 +28,14 @@ log = logging.getLogger(__name__)
 _BUSY_US = 500_000
 
 
-class Gifts:
+class Gifts(Part):
     """Gives group lanes of one member to others, and adopts lanes that others give."""
 
     def __init__(self, member: Member, groups: GroupLanes, lanes: Lanes, outbox: Outbox) -> None:
-        self._clock = member.clock
-        self._membership = member.membership
+        super().__init__(member)
         self._groups = groups
         self._lanes = lanes
         self._outbox = outbox
-        self._threads = member.threads
         self._free_us = 0
         """When a slot was last seen free, time since boot."""
         self._offered: dict[str, int] = {}

@@ -14,6 +14,8 @@ from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING
 
+from shardq.stores.store import NEVER
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,7 +30,6 @@ _FAR_MS = 2_000
 _LEFT_AFTER_US = 1_000_000
 """The body of such a head, and the rows behind it, stay in memory for this long."""
 _DUE_MAX = 500
-NEVER_MS = 1 << 62
 
 
 class WaitingHeads:
@@ -62,8 +63,8 @@ class WaitingHeads:
         return number
 
     def next_ms(self) -> int:
-        """When the next wait ends, epoch milliseconds."""
-        return self._heap[0][0] if self._heap else NEVER_MS
+        """When the next wait ends, epoch milliseconds; `NEVER` without a wait."""
+        return self._heap[0][0] if self._heap else NEVER
 
     def due(self, now_ms: int) -> list[Group]:
         """Take out groups whose waits are over, 500 at most."""

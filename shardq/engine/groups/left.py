@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.engine.groups.lane import LAST, place_of
+from shardq.engine.members.part import Part
 from shardq.engine.reading.pages import PAGE_BYTES, PROBE_MINUTES, ROW_BYTES
 from shardq.model.ids import from_order_key
 from shardq.stores.store import Slice
@@ -17,14 +18,11 @@ if TYPE_CHECKING:
 _PAGE = 1_000
 
 
-class Left:
+class Left(Part):
     """Rereads rows that one member left in the store, in its group lanes."""
 
     def __init__(self, member: Member) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._memory = member.memory
+        super().__init__(member)
 
     def page_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
         """Read a page of rows after a place; returns also the place up to which it read.

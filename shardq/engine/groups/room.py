@@ -28,13 +28,15 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.groups.edits import Edits
-from shardq.engine.groups.heads import NEVER_MS, WaitingHeads
+from shardq.engine.groups.heads import WaitingHeads
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.engine.groups.left import Left
 from shardq.engine.groups.waiting import WaitingList
+from shardq.engine.members.part import Part
 from shardq.engine.reading.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
+from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -55,19 +57,11 @@ _AGAIN_MS = 100
 _TIDY_MS = 1_000
 
 
-class GroupLanes:
+class GroupLanes(Part):
     """The group lanes of one member."""
 
     def __init__(self, member: Member) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._leases = member.leases
-        self._ready = member.ready
-        self._settler = member.settler
-        self._discards = member.discards
-        self._memory = member.memory
-        self._news = member.news
+        super().__init__(member)
         self._list = WaitingList(member)
         self._left = Left(member)
         self.edits = Edits(member)
@@ -75,7 +69,7 @@ class GroupLanes:
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
         """(lane, group) -> head at a handler, whose lane was released meanwhile."""
-        self._heads = WaitingHeads(member.clock)
+        self._heads = WaitingHeads(self._clock)
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: dict[Position, bool] = {}
@@ -125,7 +119,7 @@ class GroupLanes:
         """When the next waiting head, or row read ahead, comes due, epoch milliseconds."""
         with self._lock:
             first_ms = self._heads.next_ms()
-        return min(first_ms, min(self._ahead_ms, default=NEVER_MS))
+        return min(first_ms, min(self._ahead_ms, default=NEVER))
 
     def begin_poll(self, until_ms: int) -> None:
         """Called before the lanes are polled up to a due: that poll finds what was read ahead."""
@@ -240,7 +234,7 @@ class GroupLanes:
                     self._notes[row.position] = row
                     continue
                 minute = row.shard.minute
-                if minute <= lane.sealed and due_ms < mine.listed.get(minute, NEVER_MS):
+                if minute <= lane.sealed and due_ms < mine.listed.get(minute, NEVER):
                     mine.touched.add(minute)
                 place = due_ms, order_key(row.id)
                 if keep(row.group or "", place, room - len(kept)):

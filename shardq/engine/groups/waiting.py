@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.stores.store import Slice
+from shardq.engine.members.part import Part
+from shardq.stores.store import NEVER, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -14,16 +15,13 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
 
 _HINT_MS = 60_000
-_NEVER_MS = 1 << 62
 
 
-class WaitingList:
+class WaitingList(Part):
     """Keeps the lists of the group lanes that one member owns."""
 
     def __init__(self, member: Member) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
+        super().__init__(member)
 
     def pass_by(self, mine: GroupLane, minute: int) -> bool:
         """List a minute if it has rows, so that the seal may pass it; False: the lease is lost."""
@@ -42,7 +40,7 @@ class WaitingList:
             first = self._first_of(mine.number, minute)
             if first is None:
                 erased.append(minute)
-            elif is_hint_due or first.due_ms < mine.listed.get(minute, _NEVER_MS):
+            elif is_hint_due or first.due_ms < mine.listed.get(minute, NEVER):
                 listed[minute] = first.due_ms
         if (listed or erased) and not self._write_list(mine, listed, erased):
             return

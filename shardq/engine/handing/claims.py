@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shardq.engine.handing.caller import ReceiveCall
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.handing.starts import Start
-    from shardq.lifecycle.home import QueueHome
     from shardq.model.shard import Position
 
 _ROUND_ROWS = 10
@@ -40,9 +39,10 @@ log = logging.getLogger(__name__)
 class Claims:
     """Takes and claims rows in one engine's memory. From the thread that steps the engine."""
 
-    def __init__(self, home: QueueHome, engine: Engine) -> None:
-        self._clock = home.clock
-        self._register = home.register
+    def __init__(self, engine: Engine) -> None:
+        self._home = engine.home
+        self._clock = engine.home.clock
+        self._register = engine.home.register
         self._engine = engine
         self._starts: dict[Delivery, Start] = {}
         self._followers: dict[Delivery, list[Delivery]] = {}
@@ -206,7 +206,7 @@ class Claims:
     def _plan(self, one: Delivery, caller: ReceiveCall) -> RowMove | Row:
         """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
-        planner, member = engine.home.settler.planner, engine.home.member
+        planner, member = self._home.settler.planner, self._home.member
         # A follower was not taken out of `ready`, which would have set its attempt.
         attempt = one.attempt or one.row.attempt + 1
         plan = planner.receive(
@@ -323,7 +323,7 @@ class Claims:
             error, and of rows that exist beside their claims. A large row is deleted only after its
             claim is written; if it is left, it is delivered as well.
         """
-        settler = self._engine.home.settler
+        settler = self._home.settler
         try:
             # A claim that was written too late is due, so no caller gets it, wherever it is now.
             gone, _ = settler.carry_out(moves)
@@ -351,7 +351,7 @@ class Claims:
         """The messages of claimed rows, which are their caller's from now on."""
         messages = []
         now_ms = self._clock.now_ms()
-        stats = self._engine.home.stats
+        stats = self._home.stats
         stats.count_late([(now_ms - wanted_ms) * 1_000 for wanted_ms, _ in claimed])
         for _, row in claimed:
             if visibility_ms and row.ready_ms <= now_ms:

@@ -13,6 +13,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from shardq.engine.handing.outcome import is_own
+from shardq.engine.members.part import Part
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
@@ -37,12 +38,11 @@ def hangs_after_ms(settings: Settings) -> int:
     return max(settings.hold_ms, _LEAST_MS)
 
 
-class Hanging:
+class Hanging(Part):
     """Watches the handlers of one member of a queue. From the thread that steps its engine."""
 
     def __init__(self, member: Member, outbox: Outbox) -> None:
-        self._clock = member.clock
-        self._register = member.register
+        super().__init__(member)
         self._outbox = outbox
         self._looked_us = 0
         self._again_us: dict[Delivery, int] = {}

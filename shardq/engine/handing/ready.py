@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.engine.handing.delivery import Delivery
 from shardq.engine.handing.waiters import Waiters
 from shardq.model.ids import order_key
+from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _PASSED_MAX = 1_000
-_NEVER_MS = 1 << 62
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
@@ -103,7 +103,7 @@ class Ready:
         if is_given:
             self.given_us = self._clock.boot_us()
         with self._lock:
-            head = self._future[0][0] if self._future else _NEVER_MS
+            head = self._future[0][0] if self._future else NEVER
             _push(self._future, future)
             for band, entries in due.items():
                 _push(self._due[band], entries)
@@ -247,23 +247,8 @@ class Ready:
             wanted: True for a row to find.
             looks: The most rows to look at.
         """
-        found: list[Delivery] = []
         with self._lock:
-            self._promote()
-            for heap, horizon in zip(self._due, self._horizon, strict=True):
-                passed: list[_Entry] = []
-                while heap and len(found) < count and looks > 0:
-                    looks -= 1
-                    # A search of the heap takes Python twice as long as pops and pushes.
-                    entry = heapq.heappop(heap)
-                    passed.append(entry)
-                    if wanted(entry[2]):
-                        found.append(entry[2])
-                _push(heap, passed)
-                if len(found) >= count or horizon is not None:
-                    # Bands are strict: this one may have rows that are not read yet.
-                    break
-        return found
+            return self._pick(count, wanted, looks, is_taken=False)
 
     def relinquish(
         self, count: int, wanted: Callable[[Delivery], bool], *, is_early: bool = False
@@ -278,29 +263,42 @@ class Ready:
             wanted: True for a row to take out.
             is_early: True to continue with rows that are not due yet, in order of due.
         """
-        taken: list[Delivery] = []
-        looks = count + _PASSED_MAX
         with self._lock:
-            self._promote()
-            heaps = list(zip(self._due, self._horizon, strict=True))
-            if is_early:
-                heaps.append((self._future, None))
-            for heap, horizon in heaps:
-                passed: list[_Entry] = []
-                while heap and len(taken) < count and looks > 0:
-                    if horizon is not None and heap[0][0] > horizon:
-                        break
-                    looks -= 1
-                    entry = heapq.heappop(heap)
-                    if wanted(entry[2]):
-                        taken.append(entry[2])
-                    else:
-                        passed.append(entry)
-                _push(heap, passed)
-                if len(taken) >= count or horizon is not None:
-                    # Bands are strict: this one may have rows that are not read yet.
+            return self._pick(count, wanted, count + _PASSED_MAX, is_taken=True, is_early=is_early)
+
+    def _pick(
+        self,
+        count: int,
+        wanted: Callable[[Delivery], bool],
+        looks: int,
+        *,
+        is_taken: bool,
+        is_early: bool = False,
+    ) -> list[Delivery]:
+        """Find rows for `first_due` or, where they are taken out, for `relinquish`."""
+        picked: list[Delivery] = []
+        self._promote()
+        heaps = list(zip(self._due, self._horizon, strict=True))
+        if is_early:
+            heaps.append((self._future, None))
+        for heap, horizon in heaps:
+            passed: list[_Entry] = []
+            while heap and len(picked) < count and looks > 0:
+                if is_taken and horizon is not None and heap[0][0] > horizon:
                     break
-        return taken
+                looks -= 1
+                # A search of the heap takes Python twice as long as pops and pushes.
+                entry = heapq.heappop(heap)
+                is_wanted = wanted(entry[2])
+                if is_wanted:
+                    picked.append(entry[2])
+                if not (is_wanted and is_taken):
+                    passed.append(entry)
+            _push(heap, passed)
+            if len(picked) >= count or horizon is not None:
+                # Bands are strict: this one may have rows that are not read yet.
+                break
+        return picked
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
         """The lanes in which a row due by the lane's time in `until_ms` waits for a handler."""

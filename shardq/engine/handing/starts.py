@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardq import locks
 from shardq.engine.handing.delivery import END
 from shardq.engine.handing.outcome import CANCELLED, DROPPED, GIVEN_UP, LEFT
+from shardq.engine.members.part import Part
 from shardq.errors import ShardqError, StoreCorrupt, StoreTimeout, StoreUnavailable
 from shardq.lifecycle.fate import BEHIND_A_RUN, Fate, Outcome
 from shardq.model import names
@@ -98,7 +99,7 @@ class Start:
         self.outcome, self.after_us = outcome, after_us
 
 
-class Starts:
+class Starts(Part):
     """Begins the deliveries of one engine that have keys. From any thread.
 
     Args:
@@ -106,17 +107,12 @@ class Starts:
     """
 
     def __init__(self, member: Member, outbox: Outbox) -> None:
-        self._clock = member.clock
-        self._register = member.register
-        self._ready = member.ready
-        self._is_local = member.store.is_local
-        self._memory = member.memory
+        super().__init__(member)
+        self._is_local = self._store.is_local
         self._outbox = outbox
-        self._settler = member.settler
-        self._stats = member.stats
-        self._keys = member.settler.keys
+        self._keys = self._settler.keys
         # Messages in a dead-letter queue had their names in the queue where they ended.
-        self._has_keys = not names.is_dead_queue(member.register.name)
+        self._has_keys = not names.is_dead_queue(self._register.name)
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._asked: list[Start] = []

@@ -39,6 +39,7 @@ class Member:
         waiters: The handlers' threads, if they wait for rows of other queues too.
 
     Attributes:
+        home: The queue's home.
         membership: The other members.
         news: The news by which the next step comes early.
         memory: The rows in memory.
@@ -60,12 +61,8 @@ class Member:
         on_wake: Callable[[float], None] | None,
         waiters: Waiters | None,
     ) -> None:
+        store, clock, register = home.store, home.clock, home.register
         self.home = home
-        self.store = store = home.store
-        self.clock = clock = home.clock
-        self.register = register = home.register
-        self.settler = home.settler
-        self.stats = home.stats
         self.prefetch = prefetch
         self.threads = threads
         self.isolated = isolated

@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.engine.members.part import Part
 from shardq.engine.news import FREE_US
 from shardq.model.ids import birth_us
 from shardq.model.message import task_of
@@ -148,7 +149,7 @@ class _Seen:
         return self._givers[(place + self.turn) % len(self._givers)]
 
 
-class Sharing:
+class Sharing(Part):
     """The surplus of one member, and the members to which it gives rows.
 
     Args:
@@ -170,17 +171,11 @@ class Sharing:
         has_begun: Callable[[Row], bool],
         callers_since: Callable[[], Sequence[int]] | None,
     ) -> None:
-        self._clock = member.clock
-        self._register = member.register
-        self._membership = member.membership
-        self._memory = member.memory
-        self._ready = member.ready
+        super().__init__(member)
         self._outbox = outbox
-        self._threads = member.threads
-        self._isolated = member.isolated
         self._has_begun = has_begun
         self._callers_since = callers_since
-        self._turn_us = _TURN_LOCAL_US if member.store.is_local else _TURN_US
+        self._turn_us = _TURN_LOCAL_US if self._store.is_local else _TURN_US
         self._samples: deque[_Sample] = deque()
         self._looked_us = self._clock.boot_us()
         self._taken_us = self._ended = 0
@@ -206,11 +201,19 @@ class Sharing:
             self._freed_us = now_us
         self._reckon(now_us, due, len(waiting))
 
-    def told(self, lanes: tuple[int, ...], *, version: int, holder: str) -> Heartbeat:
+    def told(
+        self,
+        lanes: tuple[int, ...],
+        *,
+        gave: tuple[tuple[int, str], ...],
+        version: int,
+        holder: str,
+    ) -> Heartbeat:
         """A heartbeat's fields about rows that are held, and handlers that run here.
 
         Args:
             lanes: The lanes that are read.
+            gave: The group lanes that were given away lately, each with its new owner.
             version: The version of the settings that are followed.
             holder: The beginning of the locks of this member's leases.
         """
@@ -237,6 +240,7 @@ class Sharing:
             tasks=tasks_told(task_of(rows[message_id]) or "" for message_id, _ in runs),
             version=version,
             holder=holder,
+            gave=gave,
         )
 
     def _look_again(self) -> None:

@@ -19,6 +19,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from shardq.engine.members.part import Part
 from shardq.engine.reading.lane import SOON_MS, Lane
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.message import shards_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from shardq.engine.leases.lease import Lease
     from shardq.engine.members.member import Member
     from shardq.model.message import Row
-    from shardq.model.shard import Layout, Shard
+    from shardq.model.shard import Shard
 
 log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
@@ -45,33 +46,17 @@ _FRESH_US = 2_000_000
 """A message put this recently can hardly have ended with its row still stored."""
 
 
-class Intake:
+class Intake(Part):
     """Chooses the lanes that one member reads, and takes their rows into memory.
 
     Args:
         groups: Places rows of group lanes.
-
-    Attributes:
-        lanes: The lanes that are read, by number.
-        known: Row id -> delivery of a row that was read and is not settled.
     """
 
     def __init__(self, member: Member, groups: GroupLanes) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._leases = member.leases
-        self._ready = member.ready
-        self._ledger = member.settler.ledger
+        super().__init__(member)
+        self._ledger = self._settler.ledger
         self._groups = groups
-        self._discards = member.discards
-        self._memory = member.memory
-        self.lanes: dict[int, Lane] = member.memory.lanes
-        self.known: dict[bytes, Delivery] = member.memory.known
-
-    @property
-    def _layout(self) -> Layout:
-        return self._register.layout
 
     def _lease_key(self, shard: Shard) -> Shard:
         """The shard whose lease covers a shard: itself, or that of its group lane."""
@@ -93,16 +78,16 @@ class Intake:
         Returns:
             The lanes that were released; their rows that have not begun are forgotten.
         """
-        wanted = set(lanes)
-        dropped = [lane for lane in self.lanes if lane not in wanted]
-        new = [lane for lane in wanted if lane not in self.lanes]
+        wanted, held = set(lanes), self._memory.lanes
+        dropped = [lane for lane in held if lane not in wanted]
+        new = [lane for lane in wanted if lane not in held]
         # Call it first: if it fails, nothing has changed.
         registered = sealed() if new else {}
         if dropped:
             self.give_up(lambda one: one.row.shard.lane in dropped)
             self._groups.drop(dropped)
             for number in dropped:
-                del self.lanes[number]
+                del held[number]
         if new:
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
@@ -111,12 +96,12 @@ class Intake:
                 start = min(self._register.unsealed_minute(number, registered) - 1, newest)
                 lane = Lane.fresh(number, self._layout, start, made)
                 lane.eager_until_ms = self._clock.now_ms() + _EAGER_MS
-                self.lanes[number] = lane
-                for one in self.known.values():
+                held[number] = lane
+                for one in self._memory.known.values():
                     if one.row.shard.lane == number and not one.is_claim:
                         lane.rows += 1
-        self._groups.look_for_listed([self.lanes[number] for number in new])
-        self._memory.polled = [lane for lane in self.lanes.values() if not lane.quiet]
+        self._groups.look_for_listed([held[number] for number in new])
+        self._memory.polled = [lane for lane in held.values() if not lane.quiet]
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
@@ -135,7 +120,7 @@ class Intake:
 
         A row that is not due lies there only if the clock was set back: its minute comes again.
         """
-        lane = self.lanes.get(one.row.shard.lane)
+        lane = self._memory.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
         return is_behind and one.row.due_ms <= self._clock.now_ms() and not one.careful
 
@@ -172,14 +157,15 @@ class Intake:
             row.id: row
             for row in rows
             if row.due_ms <= soon_ms
-            and (lane := self.lanes.get(row.shard.lane)) is not None
+            and (lane := self._memory.lanes.get(row.shard.lane)) is not None
             and not (lane.quiet or lane.retry_ms or lane.of_groups)
         }
         self.accept(sorted(mine.values()))
 
     def _accept(self, rows: Sequence[Row]) -> dict[int, int]:
         self._memory.left.clear()
-        fresh = [row for row in rows if row.id not in self.known]
+        known = self._memory.known
+        fresh = [row for row in rows if row.id not in known]
         if fresh and self._register.settings.purged_before_us:
             fresh = self._without_purged(fresh)
         if not fresh:
@@ -193,7 +179,7 @@ class Intake:
             fresh = self._without_ended(fresh)
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
-            lease, lane = self._lease_of(shard), self.lanes.get(shard.lane)
+            lease, lane = self._lease_of(shard), self._memory.lanes.get(shard.lane)
             if lease is None or lane is None:
                 continue
             if not lane.of_groups:
@@ -218,7 +204,7 @@ class Intake:
         }
         refused = self._groups.take_over(new)
         for shard, rows_of_shard in groupby(rows, key=_shard_of):
-            lane = self.lanes.get(shard.lane)
+            lane = self._memory.lanes.get(shard.lane)
             if lane is None:
                 # The lane was released meanwhile.
                 continue
@@ -237,7 +223,11 @@ class Intake:
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
         """Return the shards worth an LWT; if one was refused before, a plain read decides."""
         shards = {row.shard: row.position for row in rows}
-        mine = {shard: lane for shard in shards if (lane := self.lanes.get(shard.lane)) is not None}
+        mine = {
+            shard: lane
+            for shard in shards
+            if (lane := self._memory.lanes.get(shard.lane)) is not None
+        }
         doubtful = [shard for shard, lane in mine.items() if lane.retry_ms]
         locks = {}
         if plain := [shards[shard] for shard in doubtful if not mine[shard].of_groups]:
@@ -291,7 +281,7 @@ class Intake:
         fresh_us = self._clock.now_us() - _FRESH_US
         asked: list[Row] = []
         for shard, of_shard in groupby(rows, key=_shard_of):
-            lease, lane = self._lease_of(shard), self.lanes.get(shard.lane)
+            lease, lane = self._lease_of(shard), self._memory.lanes.get(shard.lane)
             if lease is None or lane is None:
                 continue
             asked += [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardq.engine.leases.guard import Guard
 from shardq.engine.members.auto import AutoLanes
+from shardq.engine.members.part import Part
 from shardq.engine.reading.quiet import Quiet
 from shardq.records.membership import PASS_ON_MS
 from shardq.stores.tables import LANES
@@ -31,7 +32,7 @@ _SETTLED_MS = 500
 """An adopted lane is not given away sooner: its first head takes a moment to begin."""
 
 
-class Lanes:
+class Lanes(Part):
     """Decides which lanes one member reads; `memory.lanes` holds the state of each.
 
     Args:
@@ -53,15 +54,9 @@ class Lanes:
         pages: Pages,
         put_rate: Callable[[], float],
     ) -> None:
-        self._home = member.home
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._memory = member.memory
+        super().__init__(member)
         self._intake = intake
-        self._membership = member.membership
         self._groups = groups
-        self._isolated = member.isolated
         self._reader = reader
         self._pages = pages
         self._is_reading = False

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from shardq.engine.members.part import Part
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.stores.store import Slice
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from shardq.engine.members.member import Member
     from shardq.engine.reading.lane import Lane
     from shardq.model.message import Row
-    from shardq.model.shard import Layout, Shard
+    from shardq.model.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 
 
-class Pages:
+class Pages(Part):
     """Reads rows of one member's lanes, page by page.
 
     Attributes:
@@ -45,33 +46,11 @@ class Pages:
     """
 
     def __init__(self, member: Member) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._leases = member.leases
+        super().__init__(member)
         self.body_bytes = 1_000.0
         self.knows_bodies = False
         self.page_rows = _PAGE_ROWS_MIN
         self.lost: list[Lease] = []
-
-    @property
-    def _layout(self) -> Layout:
-        return self._register.layout
-
-    def read(
-        self,
-        lanes: Sequence[Lane],
-        after_ms: int,
-        until_ms: int,
-        purpose: str,
-        *,
-        limit: int,
-        after_id: bytes | None = None,
-    ) -> list[Row]:
-        """Read rows of lanes with after < due <= until; a failure makes the pages smaller."""
-        return self.read_slices(
-            self.slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
-        )
 
     def whole(
         self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
@@ -81,7 +60,7 @@ class Pages:
         The first page covers all shards; then each shard that was cut short is read to its end.
         """
         limit = self.page_rows
-        page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        page = self.read(self.slice(lanes, after_ms, until_ms, purpose, limit=limit))
         counts = Counter(row.shard for row in page)
         last = {row.shard: row for row in page}
         yield page
@@ -91,9 +70,10 @@ class Pages:
             end, is_cut = last[shard], True
             while is_cut:
                 limit = self.page_rows
-                page = self.read(
+                rest = self.slice(
                     of_shard, end.due_ms, stop_ms, purpose, limit=limit, after_id=end.id
                 )
+                page = self.read(rest)
                 is_cut = len(page) >= limit
                 end = page[-1] if page else end
                 yield page
@@ -108,7 +88,7 @@ class Pages:
         limit: int,
         after_id: bytes | None = None,
     ) -> Slice:
-        """Describe a read of lanes with after < due <= until, for `read_slices`."""
+        """Describe the rows of lanes with after < due <= until, for `read`."""
         layout = self._layout
         first = layout.minute_of(after_ms + (after_id is None))
         return Slice(
@@ -122,7 +102,7 @@ class Pages:
             purpose,
         )
 
-    def read_slices(self, *wanted: Slice) -> list[Row]:
+    def read(self, *wanted: Slice) -> list[Row]:
         """Read several slices in one read; a failure makes the pages smaller."""
         # Renew before each read: a step of many slow reads outlasts a lease.
         self.renew()

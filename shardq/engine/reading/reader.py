@@ -16,6 +16,7 @@ import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from shardq.engine.members.part import Part
 from shardq.engine.reading.lane import (
     MISSED_MS,
     MISSED_MS_MAX,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from shardq.engine.reading.lane import Lane
     from shardq.engine.reading.pages import Pages
     from shardq.model.message import Row
-    from shardq.model.shard import Layout, Shard
+    from shardq.model.shard import Shard
 
 log = logging.getLogger(__name__)
 _Found: TypeAlias = "Mapping[int, list[Row]]"
@@ -74,7 +75,7 @@ class _Page(NamedTuple):
     is_last: bool
 
 
-class Reader:
+class Reader(Part):
     """Reads rows of a member's lanes as they come due.
 
     Args:
@@ -82,25 +83,15 @@ class Reader:
     """
 
     def __init__(self, member: Member, intake: Intake, groups: GroupLanes, pages: Pages) -> None:
-        self._store = member.store
-        self._clock = member.clock
-        self._register = member.register
-        self._memory = member.memory
+        super().__init__(member)
         self._intake = intake
         self._pages = pages
-        self._ready = member.ready
         self._groups = groups
-        self._prefetch = member.prefetch
-        self._isolated = member.isolated
         self._ahead_next_us = 0
         self._open_span_ms = self._polled_to_ms = 0
         self._polled = 1
         self._dozed_us = 0
         self.wakes_all = False
-
-    @property
-    def _layout(self) -> Layout:
-        return self._register.layout
 
     @property
     def read_ms(self) -> int:
@@ -228,7 +219,8 @@ class Reader:
             limit = min(self._room_ahead(lane) for lane in lanes)
             # From the last poll on: a row may have come due since.
             after_ms = max(after_ms, min(self._polled_to_ms, now_ms - 1))
-            rows = self._pages.read(lanes, after_ms, until_ms, "ahead", limit=limit)
+            wanted = self._pages.slice(lanes, after_ms, until_ms, "ahead", limit=limit)
+            rows = self._pages.read(wanted)
             counts = Counter(row.shard for row in rows)
             self._look_again_where_cut(counts, limit)
             rows = self._without_cut_off(rows, counts, limit)
@@ -372,7 +364,8 @@ class Reader:
         if after_ms >= until_ms:
             return
         limit = min(self._room(lane) for lane in lanes)
-        rows = self._pages.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
+        wanted = self._pages.slice(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
+        rows = self._pages.read(wanted)
         counts = Counter(row.shard for row in rows) if rows else {}
         if ahead_ms:
             self._look_again_where_cut(counts, limit)
@@ -535,7 +528,7 @@ class Reader:
         """Read pages; returns the lanes of which a shard was refused."""
         sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
         try:
-            rows = self._pages.read_slices(*(page.wanted for page in pages))
+            rows = self._pages.read(*(page.wanted for page in pages))
         except (StoreUnavailable, StoreTimeout):
             for lane, *_ in pages:
                 lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.engine.members.part import Part
 from shardq.engine.reading.lane import (
     SEALED_RUNGS,
     SLICE_MS_MIN,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from shardq.engine.reading.pages import Pages
     from shardq.engine.reading.reader import Reader
     from shardq.model.message import Row
-    from shardq.model.shard import Layout
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _Swept(NamedTuple):
     left: set[int]
 
 
-class Sweeper:
+class Sweeper(Part):
     """Sweeps the lanes of one member.
 
     Args:
@@ -72,14 +72,11 @@ class Sweeper:
     def __init__(
         self, member: Member, intake: Intake, reader: Reader, groups: GroupLanes, pages: Pages
     ) -> None:
-        self._clock = member.clock
-        self._register = member.register
-        self._memory = member.memory
+        super().__init__(member)
         self._intake = intake
         self._reader = reader
         self._pages = pages
         self._groups = groups
-        self._isolated = member.isolated
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
@@ -90,10 +87,6 @@ class Sweeper:
         self._behind_from = self._behind_us = 0
         self._behind_of: frozenset[int] = frozenset()
         self._ladder = Ladder(self._layout, self._clock.now_ms())
-
-    @property
-    def _layout(self) -> Layout:
-        return self._register.layout
 
     def rung_due(self) -> Rung | None:
         """The rung of the ladder that is due, until it was swept; None: none is."""

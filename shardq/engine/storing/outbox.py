@@ -31,6 +31,7 @@ from shardq.engine.handing.delivery import (
     WITHDRAW,
 )
 from shardq.engine.handing.outcome import EXPIRED
+from shardq.engine.members.part import Part
 from shardq.engine.reading.lane import SOON_MS
 from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
@@ -92,7 +93,7 @@ class Happened:
     has_parked: bool = False
 
 
-class Outbox:
+class Outbox(Part):
     """Settles deliveries of one consumer.
 
     Args:
@@ -100,23 +101,15 @@ class Outbox:
     """
 
     def __init__(self, member: Member, groups: GroupLanes) -> None:
-        self._clock = member.clock
-        self._register = member.register
-        self._settler = member.settler
-        self._planner = member.settler.planner
-        self._memory = member.memory
-        self._ready = member.ready
+        super().__init__(member)
+        self._planner = self._settler.planner
         self._groups = groups
-        self._leases = member.leases
-        self._stats = member.stats
         self._courier = member.courier
         self._failures = member.failures
-        self._home = member.home
-        self._member = member.home.member
+        self._member = self._home.member
         self._batch = max(member.prefetch // 8, 1)
-        self._share_ms = _SHARE_LOCAL_MS if member.store.is_local else _SHARE_MS
+        self._share_ms = _SHARE_LOCAL_MS if self._store.is_local else _SHARE_MS
         self._errand_rows = max(self._batch, _ERRAND_ROWS_MIN)
-        self._news = member.news
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
         self._unread: list[Delivery] = []
@@ -134,7 +127,6 @@ class Outbox:
         self._astray: list[Delivery] = []
         """Deliveries whose rows others settled while their handlers still ran."""
         self._happened = Happened()
-        self.discards = member.discards
         self.endings = Endings()
 
     # From handlers --------------------------------------------------------------------------------
@@ -240,7 +232,7 @@ class Outbox:
             or self._edits
             or self._left_behind
             or self._memory.stranded
-            or not (self.discards.is_empty and self._groups.is_idle)
+            or not (self._discards.is_empty and self._groups.is_idle)
         )
 
     # From the intake ------------------------------------------------------------------------------
@@ -313,8 +305,8 @@ class Outbox:
             self._flush_edits()
         if self._moves:
             self._flush_moves()
-        if not self.discards.is_empty:
-            doomed, dead = self.discards.flush()
+        if not self._discards.is_empty:
+            doomed, dead = self._discards.flush()
             self._note_deaths(dead)
             self._groups.edits.tell(doomed)
             self._conclude(doomed)
@@ -464,9 +456,9 @@ class Outbox:
 
     def _not_begun(self, one: Delivery, fate: Fate) -> None:
         if fate is Fate.EXPIRE:
-            self.discards.expire(one)
+            self._discards.expire(one)
         elif fate is Fate.CANCEL or fate is Fate.DROP:
-            self.discards.cancel(one, is_counted=fate is Fate.CANCEL)
+            self._discards.cancel(one, is_counted=fate is Fate.CANCEL)
         else:
             self.give_up(one, is_settled=fate is Fate.LEAVE)
 
@@ -488,7 +480,7 @@ class Outbox:
         elif move is not None:
             self._moves.append(_Pending(one, move, fate))
         elif dead is not None:
-            self.discards.bury(one, dead)
+            self._discards.bury(one, dead)
 
     def _note_deaths(self, dead: list[Row]) -> None:
         self._home.count_deaths(dead)
