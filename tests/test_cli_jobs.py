@@ -127,7 +127,7 @@ def test_without_its_app_a_job_is_put_as_it_is_given(app_shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["mail", "--task", "f", "--args", "[1]"], "--args by position need the names that the --"),
+        (["mail", "--task", "f", "--args", "[1]"], "--args by position need the names of the"),
         (["mail", "body", "--task", "f"], "a job of --task has --args for a body; leave BODY out."),
         (["--task", "f"], "Missing argument 'QUEUE', or --app."),
         ([], "Missing argument 'QUEUE'."),

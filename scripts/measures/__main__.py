@@ -34,31 +34,27 @@ MEASUREMENTS: tuple[Measurement[Sizes], ...] = (
 
 
 @click.command(epilog=f"NAME is one of {', '.join(names(MEASUREMENTS))}.")
-@click.option("--quick", is_flag=True, help="Measure with few messages.")
-@click.option(
-    "--peer",
-    "peers",
-    metavar="NAME=URL",
+@options.option("--quick", "Measure with few messages.")
+@options.option(
+    "--peer NAME=URL",
+    "With server: measure another server of SQS beside, such as moto=http://127.0.0.1:5000.",
+    name="peers",
     multiple=True,
-    help="With server: measure another server of SQS beside, such as moto=http://127.0.0.1:5000. "
-    "May be given several times.",
 )
 @click.argument("only", metavar="[NAME]...", nargs=-1, type=click.Choice(names(MEASUREMENTS)))
 @options.store
 @options.as_json
-def bench(
-    url: str | None, *, only: Sequence[str], quick: bool, peers: Sequence[str], as_json: bool
-) -> None:
+def bench(*, only: Sequence[str], quick: bool, peers: Sequence[str]) -> None:
     """Measure what `shardq bench` does not: the named ones, or all."""
     sizes = replace(QUICK if quick else FULL, peers=tuple(_peer(one) for one in peers))
     lines = run(
-        options.store_url(url),
+        options.store_url(),
         MEASUREMENTS,
         sizes,
         only=only,
         tell=lambda text: click.echo(text, err=True),
     )
-    show(lines, quick=quick, as_json=as_json)
+    show(lines, quick=quick)
 
 
 def _peer(text: str) -> tuple[str, str]:

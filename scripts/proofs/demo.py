@@ -95,47 +95,39 @@ class Plan:
     corrected: bool = True
 
 
-@click.command(
-    epilog=options.examples(
-        "scripts/demo",
-        "scripts/demo --store cassandra://127.0.0.1:9042/demo --kill --freeze",
-        "scripts/demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
-    )
+@options.command(
+    "scripts/demo",
+    "scripts/demo --store cassandra://127.0.0.1:9042/demo --kill --freeze",
+    "scripts/demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
 )
-@options.whole("--producers", text="Processes that put.", least=1, most=16, default=2)
-@options.whole("--consumers", text="Processes that consume.", least=1, most=16, default=3)
-@options.whole("--threads", text="Handlers of each consumer.", least=1, most=64, default=8)
-@click.option("--kill", is_flag=True, help="Kill a consumer half way, as kill -9 does.")
-@click.option("--freeze", is_flag=True, help="Freeze a consumer half way, past its lease.")
-@click.option(
-    "--clock-offsets",
-    metavar="SECONDS,..",
-    help="Set the processes' clocks wrong, in turn, producers first: -60,+60,0.",
+@options.option("--producers N", "Processes that put.", least=1, most=16, default=2)
+@options.option("--consumers N", "Processes that consume.", least=1, most=16, default=3)
+@options.option("--threads N", "Handlers of each consumer.", least=1, most=64, default=8)
+@options.option("--kill", "Kill a consumer half way, as kill -9 does.")
+@options.option("--freeze", "Freeze a consumer half way, past its lease.")
+@options.option(
+    "--clock-offsets SECONDS,..",
+    "Set the processes' clocks wrong, in turn, producers first: -60,+60,0.",
 )
-@click.option("--no-correction", is_flag=True, help="Do not correct the wrong clocks.")
-@click.option(
-    "--speed",
-    metavar="FACTOR",
+@options.option("--no-correction", "Do not correct the wrong clocks.")
+@options.option(
+    "--speed FACTOR",
+    "How much faster than it happened. Where not given, all of it takes 25 s.",
     type=float,
-    help="How much faster than it happened. Where not given, all of it takes 25 s.",
 )
-@options.whole("--limit", text="Replay only the first N lines.", least=1)
-@click.option(
-    "--from",
-    "path",
-    metavar="FILE",
+@options.option("--limit N", "Replay only the first N lines.", least=1)
+@options.option(
+    "--from FILE",
+    "Replay this trace: JSON lines, each with its time in `at`.",
+    name="path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay this trace: JSON lines, each with its time in `at`.",
 )
-@click.option(
-    "--keep",
-    "directory",
-    metavar="DIR",
+@options.option(
+    "--keep DIR",
+    "Keep what the consumers wrote, and all logs, in this directory.",
+    name="directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep what the consumers wrote, and all logs, in this directory.",
 )
-@options.store
-@options.as_json
 def demo(
     *,
     producers: int,
@@ -146,11 +138,9 @@ def demo(
     limit: int | None,
     path: Path | None,
     directory: Path | None,
-    url: str | None,
     kill: bool,
     freeze: bool,
     no_correction: bool,
-    as_json: bool,
 ) -> Exit:
     """Replay 17 years of commits in 25 s, with many processes, and prove what became of each.
 
@@ -166,7 +156,7 @@ def demo(
             made = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardq-demo-"))
             directory = Path(made)
         events = path or COMMITS
-        chosen = options.given_url(url)
+        chosen = options.given_url()
         plan = Plan(
             url=chosen or f"sqlite:///{directory.resolve()}/demo.db",
             queue=f"demo-{machine_us() // 1_000}",
@@ -183,8 +173,8 @@ def demo(
         )
         stack.enter_context(_interrupted_by_signals())
         stage = stack.enter_context(Stage(None, plan.url, directory))
-        verdict = Run(plan, stage, as_json=as_json).run()
-    return tell(verdict, plan, as_json=as_json)
+        verdict = Run(plan, stage).run()
+    return tell(verdict, plan)
 
 
 def _span_ms(events: Path, limit: int | None) -> int:
@@ -205,11 +195,11 @@ def _offsets(text: str | None) -> tuple[float, ...]:
         ) from error
 
 
-def tell(verdict: Verdict, plan: Plan, *, as_json: bool) -> Exit:
+def tell(verdict: Verdict, plan: Plan) -> Exit:
     """Print the verdict; returns how the command is to end."""
     wrong_clocks = not plan.corrected
     failed = not verdict.is_proved(with_wrong_clocks=wrong_clocks)
-    if as_json:
+    if options.is_json():
         screen.print_json(
             {
                 "put": verdict.put,

@@ -17,7 +17,7 @@ import click
 
 import shardq
 from shardq.cli import logs, options, recorded, streams
-from shardq.cli.exits import Exit, exit_codes, exit_of
+from shardq.cli.exits import Exit, exit_codes, exit_of, text_of
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
@@ -131,19 +131,18 @@ def _closed_pipe_told() -> Iterator[None]:
     + "\n\n\b\nExit codes:\n"
     + "\n".join(f" {line}" for line in exit_codes()),
 )
-@click.option(
-    "--store",
-    metavar="URL",
-    help="Which store to use, for any command that needs one. SHARDQ_STORE names it otherwise.",
+@options.option(
+    "--store URL",
+    "Which store to use, for any command that needs one. SHARDQ_STORE names it otherwise.",
+    **options.kept,
 )
-@click.option(
-    "-v",
-    "--verbose",
+@options.option(
+    "-v, --verbose",
+    "Log to stderr, each line with its time: -v what changes, -vv everything.",
     count=True,
-    help="Log to stderr, each line with its time: -v what changes, -vv everything.",
 )
 @click.version_option(shardq.__version__, prog_name="shardq", help="Print the version and exit.")
-def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
+def shardq_command(verbose: int) -> None:
     """Durable delays, timers and priorities on SQLite or Apache Cassandra."""
     logs.set_up_logging(verbose)
 
@@ -187,22 +186,15 @@ def run(
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted.", Exit.INTERRUPTED)
     except ShardqError as error:
-        return _fail(_told(str(error), error), exit_of(error))
+        return _fail(text_of(error), exit_of(error))
     except OSError as error:
-        return _fail(
-            _told(f"{error.filename or 'a file'}: {error.strerror or error}.", error), Exit.FILE
-        )
+        text = f"{error.filename or 'a file'}: {error.strerror or error}."
+        return _fail(text_of(error, text), Exit.FILE)
     return result if isinstance(result, int) else Exit.OK
 
 
-def _told(text: str, error: Exception) -> str:
-    """The text of an error, and a note of the work done before it."""
-    return " ".join([text, *getattr(error, "__notes__", ())])
-
-
 def _fail(text: str, code: Exit) -> Exit:
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
-    click.echo(f"shardq: {line}", err=True)
+    streams.note(text)
     return code
 
 

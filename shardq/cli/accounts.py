@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
-from rich.text import Text
 
-from shardq.cli import listing, options, recorded, screen
+from shardq.cli import listing, options, recorded, screen, streams
 from shardq.errors import UsageError
 from shardq.model import grants
 from shardq.model.times import asked_ms, ceil_ms, duration_ms, iso
@@ -18,31 +17,27 @@ from shardq.server import signed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardq.cli.listing import Row
     from shardq.connection import Connection
-    from shardq.records.accounts import AccountKey, IssuedKey
+    from shardq.records.accounts import Account, AccountKey, IssuedKey
 
 _LEVELS = "rpuag"
 """The levels of a key without `--levels`: all for handling messages, none to remove a queue."""
 
-_levels = click.option(
-    "--levels",
-    metavar="LEVELS",
-    default=_LEVELS,
-    show_default=True,
-    help="Letters of: r read, p put, u update, a ack, g get, c create, d delete, s schedule, m "
+_levels = options.option(
+    "--levels LEVELS",
+    "Letters of: r read, p put, u update, a ack, g get, c create, d delete, s schedule, m "
     "manage; or the words with commas between them; or all.",
+    default=_LEVELS,
 )
 _key_id = click.argument("key", metavar="KEY")
 
 
-@click.group(
-    cls=options.CommandGroup,
-    epilog=options.examples(
-        "shardq accounts create shop",
-        "shardq accounts key add shop --label worker",
-        "shardq accounts key list",
-        "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h",
-    ),
+@options.command_group(
+    "shardq accounts create shop",
+    "shardq accounts key add shop --label worker",
+    "shardq accounts key list",
+    "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h",
 )
 def accounts() -> None:
     """Say who may use the server: accounts, keys, signed urls; see the commands below.
@@ -51,117 +46,94 @@ def accounts() -> None:
     """
 
 
-@accounts.command(
-    epilog=options.examples(
-        "shardq accounts create shop", "shardq accounts create tests --id 123456789012"
-    )
+@options.command(
+    "shardq accounts create shop", "shardq accounts create tests --id 123456789012", of=accounts
 )
 @click.argument("name")
-@click.option(
-    "--id",
-    "account_id",
-    metavar="DIGITS",
-    help="Its 12 digits, which are in the urls of its queues. Otherwise those of the first account "
+@options.option(
+    "--id DIGITS",
+    "Its 12 digits, which are in the urls of its queues. Otherwise those of the first account "
     "are 000000000000, and those of others follow from their names.",
+    name="account_id",
 )
-@options.store
-@options.as_json
-def create(name: str, account_id: str | None, url: str | None, *, as_json: bool) -> None:
+def create(name: str, account_id: str | None) -> None:
     """Create an account called NAME. Doing so again changes nothing.
 
     The first account uses the queues that Python programs use, under their names.
     """
-    with options.connect(url, makes=True) as db:
-        made = _of(db).create(name, account_id)
-        if as_json:
-            screen.print_json({"account": made.id, "name": made.name, "made": iso(made.made_ms)})
-        else:
-            click.echo(f"{screen.exact(made.name).plain}: account {made.id}")
+    db = options.connect(makes=True)
+    made = _of(db).create(name, account_id)
+    told = {"account": made.id, "name": made.name, "made": iso(made.made_ms)}
+    screen.result(told, f"{streams.escaped(made.name)}: account {made.id}")
 
 
-@accounts.command("list", epilog=options.examples("shardq accounts list"))
-@options.store
-@options.as_json
-def list_(url: str | None, *, as_json: bool) -> None:
+@options.command("shardq accounts list", of=accounts, name="list")
+def list_() -> None:
     """List all accounts, and how many valid keys each has."""
-    with options.connect(url) as db:
-        now_ms = db._home.clock.now_ms()
-        there = _of(db).all_accounts()
-        valid = [key.account for key in _of(db).all_keys() if key.state(now_ms) == "valid"]
-    if as_json:
-        for one in there:
-            counted = {"keys": valid.count(one.id), "made": iso(one.made_ms)}
-            screen.print_json({"account": one.id, "name": one.name, **counted})
-    elif not there:
-        click.echo("There is no account; make one: shardq accounts create shop")
-    else:
-        rows = [
-            [
-                Text(one.id),
-                screen.exact(one.name),
-                Text(f"{valid.count(one.id):,}"),
-                Text(_day(one.made_ms)),
-            ]
-            for one in there
-        ]
-        listing.show(["account", "name", ">keys", "made"], rows, free=1)
+    db = options.connect()
+    now_ms = db._home.clock.now_ms()
+    there = _of(db).all_accounts()
+    valid = [key.account for key in _of(db).all_keys() if key.state(now_ms) == "valid"]
+
+    def to_json(one: Account) -> dict[str, Any]:
+        counted = {"keys": valid.count(one.id), "made": iso(one.made_ms)}
+        return {"account": one.id, "name": one.name, **counted}
+
+    def to_row(one: Account) -> Row:
+        keys = f"{valid.count(one.id):,}"
+        return {"account": one.id, "name": one.name, ">keys": keys, "made": _day(one.made_ms)}
+
+    empty = "There is no account; make one: shardq accounts create shop"
+    listing.show_all(there, to_json, to_row, free=1, empty=empty)
 
 
-@accounts.group(
-    cls=options.CommandGroup,
-    epilog=options.examples(
-        "shardq accounts key add shop --levels rag --queue 'orders*'",
-        "shardq accounts key rotate SQ4XNRYBGDDYO3HS5MLE --keep 1h",
-        "shardq accounts key revoke SQ4XNRYBGDDYO3HS5MLE",
-    ),
+@options.command_group(
+    "shardq accounts key add shop --levels rag --queue 'orders*'",
+    "shardq accounts key rotate SQ4XNRYBGDDYO3HS5MLE --keep 1h",
+    "shardq accounts key revoke SQ4XNRYBGDDYO3HS5MLE",
+    of=accounts,
 )
 def key() -> None:
     """Add, list, rotate and revoke the keys of accounts: see the commands below."""
 
 
-@key.command(
-    epilog=options.examples(
-        "shardq accounts key add shop --label worker",
-        "shardq accounts key add shop --sigv4 --queue 'orders*' --rate 100",
-        "shardq accounts key add shop --levels p --queue uploads --depth 10000",
-    )
+@options.command(
+    "shardq accounts key add shop --label worker",
+    "shardq accounts key add shop --sigv4 --queue 'orders*' --rate 100",
+    "shardq accounts key add shop --levels p --queue uploads --depth 10000",
+    of=key,
 )
 @click.argument("account")
 @_levels
-@click.option(
-    "--queue",
-    "queues",
-    metavar="PATTERN",
+@options.option(
+    "--queue PATTERN",
+    "A queue that it may use, or the beginning of names and a *: 'orders*'. Otherwise all queues.",
+    name="queues",
     multiple=True,
-    help="A queue that it may use, or the beginning of names and a *: 'orders*'. May be repeated. "
-    "Otherwise all queues.",
 )
-@click.option(
+@options.option(
     "--sigv4",
-    is_flag=True,
-    help="It also signs as AWS does, so that SQS clients can use it: its secret follows from the "
+    "It also signs as AWS does, so that SQS clients can use it: its secret follows from the "
     "master key.",
 )
-@click.option("--for", "life", metavar="DURATION", help="It ends after so long: 30d.")
-@click.option("--until", metavar="TIME", help="Instead: it ends at this time, ISO 8601.")
-@click.option("--label", metavar="TEXT", default="", help="What it is for, for people.")
-@options.whole(
-    "--rate",
-    text="The most requests a second in each server process; more are answered with 429. 0 is any "
+@options.option("--for DURATION", "It ends after so long: 30d.", name="life")
+@options.option("--until TIME", "Instead: it ends at this time, ISO 8601.")
+@options.option("--label TEXT", "What it is for, for people.", default="")
+@options.option(
+    "--rate N",
+    "The most requests a second in each server process; more are answered with 429. 0 is any "
     "number.",
     least=0,
     most=RATE_MAX,
     default=0,
 )
-@options.whole(
-    "--depth",
-    text="It may not put into a queue that holds N messages. 0 is any number.",
+@options.option(
+    "--depth N",
+    "It may not put into a queue that holds N messages. 0 is any number.",
     least=0,
     most=DEPTH_MAX,
     default=0,
 )
-@options.store
-@options.as_json
 def add(
     *,
     account: str,
@@ -173,38 +145,32 @@ def add(
     label: str,
     rate: int,
     depth: int,
-    url: str | None,
-    as_json: bool,
 ) -> None:
     """Add a key to ACCOUNT, by its name or 12 digits.
 
     Its secret is printed now, and never again: the store has its hash alone.
     """
-    with options.connect(url) as db:
-        home = _of(db)
-        end_ms = _end_ms(db, until, life) if until or life else 0
-        issued = home.add_key(
-            home.account(account),
-            levels=levels,
-            queues=queues or (grants.ANY_QUEUE,),
-            end_ms=end_ms,
-            label=label,
-            rate=rate,
-            depth=depth,
-            is_derived=sigv4,
-        )
-        recorded.refine(f"{issued.key.account} {issued.key.id}")
-        _tell_issued(issued, as_json=as_json)
+    db = options.connect()
+    home = _of(db)
+    end_ms = _end_ms(db, until, life) if until or life else 0
+    issued = home.add_key(
+        home.account(account),
+        levels=levels,
+        queues=queues or (grants.ANY_QUEUE,),
+        end_ms=end_ms,
+        label=label,
+        rate=rate,
+        depth=depth,
+        is_derived=sigv4,
+    )
+    recorded.refine(f"{issued.key.account} {issued.key.id}")
+    _tell_issued(issued)
 
 
-@key.command(
-    "list", epilog=options.examples("shardq accounts key list", "shardq accounts key list shop")
-)
+@options.command("shardq accounts key list", "shardq accounts key list shop", of=key, name="list")
 @click.argument("account", required=False)
-@click.option("--all", "is_all", is_flag=True, help="Those that were revoked or have ended, too.")
-@options.store
-@options.as_json
-def list_keys(account: str | None, url: str | None, *, is_all: bool, as_json: bool) -> None:
+@options.option("--all", "Those that were revoked or have ended, too.", name="is_all")
+def list_keys(account: str | None, *, is_all: bool) -> None:
     """List the keys of ACCOUNT, or of all accounts; no secrets, which nobody has.
 
     \b
@@ -217,88 +183,72 @@ def list_keys(account: str | None, url: str | None, *, is_all: bool, as_json: bo
 
     A key that was revoked or has ended is listed with --all.
     """  # noqa: D301 - click's own mark
-    with options.connect(url) as db:
-        home = _of(db)
-        wanted = None if account is None else home.account(account).id
-        now_ms = db._home.clock.now_ms()
-        found = [
-            one
-            for one in home.all_keys()
-            if wanted in (None, one.account) and (is_all or one.state(now_ms) == "valid")
-        ]
-    if as_json:
-        for one in found:
-            screen.print_json(_told(one, now_ms))
-    elif not found:
-        click.echo("There is no such key; make one: shardq accounts key add ACCOUNT")
-    else:
-        heads = ["key", "account", "levels", "queues", "signs", "quota", "end", "state", "label"]
-        listing.show(heads, [_row(one, now_ms) for one in found], free=1)
+    db = options.connect()
+    home = _of(db)
+    wanted = None if account is None else home.account(account).id
+    now_ms = db._home.clock.now_ms()
+    found = [
+        one
+        for one in home.all_keys()
+        if wanted in (None, one.account) and (is_all or one.state(now_ms) == "valid")
+    ]
+    listing.show_all(
+        found,
+        lambda one: _told(one, now_ms),
+        lambda one: _row(one, now_ms),
+        free=1,
+        empty="There is no such key; make one: shardq accounts key add ACCOUNT",
+    )
 
 
-@key.command(epilog=options.examples("shardq accounts key rotate SQ4XNRYBGDDYO3HS5MLE --keep 1h"))
+@options.command("shardq accounts key rotate SQ4XNRYBGDDYO3HS5MLE --keep 1h", of=key)
 @_key_id
-@click.option(
-    "--keep",
-    metavar="DURATION",
-    default="24h",
-    show_default=True,
-    help="How long the secret before stays valid; 0s ends it now.",
+@options.option(
+    "--keep DURATION", "How long the secret before stays valid; 0s ends it now.", default="24h"
 )
-@options.store
-@options.as_json
-def rotate(key: str, keep: str, url: str | None, *, as_json: bool) -> None:
+def rotate(key: str, keep: str) -> None:
     """Give KEY another secret; the one before stays valid for a while.
 
     Its id stays, and all that it may do. The new secret is printed now, and never again.
     """
     keep_ms = duration_ms(keep, name="--keep")
-    with options.connect(url) as db:
-        _tell_issued(_of(db).rotate(key, keep_ms), as_json=as_json)
+    db = options.connect()
+    _tell_issued(_of(db).rotate(key, keep_ms))
 
 
-@key.command(epilog=options.examples("shardq accounts key revoke SQ4XNRYBGDDYO3HS5MLE"))
+@options.command("shardq accounts key revoke SQ4XNRYBGDDYO3HS5MLE", of=key)
 @_key_id
-@options.store
-@options.as_json
-def revoke(key: str, url: str | None, *, as_json: bool) -> None:
+def revoke(key: str) -> None:
     """Revoke KEY for good, and the urls that were signed for it.
 
     Every server refuses it within 5 s.
     """
-    with options.connect(url) as db:
-        revoked = _of(db).revoke(key)
-        if as_json:
-            screen.print_json(_told(revoked, db._home.clock.now_ms()))
-        else:
-            click.echo(f"{revoked.id}: revoked; every server refuses it within 5s")
+    db = options.connect()
+    revoked = _of(db).revoke(key)
+    told = _told(revoked, db._home.clock.now_ms())
+    screen.result(told, f"{revoked.id}: revoked; every server refuses it within 5s")
 
 
-@accounts.command(
-    epilog=options.examples(
-        "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h",
-        "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h --json",
-    )
+@options.command(
+    "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h",
+    "shardq accounts sign SQ4XNRYBGDDYO3HS5MLE uploads --levels p --for 1h --json",
+    of=accounts,
 )
 @_key_id
 @click.argument("queue")
-@click.option(
-    "--levels",
-    metavar="LEVELS",
+@options.option(
+    "--levels LEVELS",
+    "What the url allows, as for a key. What the key may not do, the url does not allow.",
     required=True,
-    help="What the url allows, as for a key. What the key may not do, the url does not allow.",
 )
-@click.option("--for", "life", metavar="DURATION", help="It is valid for so long.")
-@click.option("--until", metavar="TIME", help="Instead: it is valid until this time, ISO 8601.")
-@click.option("--start", metavar="TIME", help="It is not valid before this time, ISO 8601.")
-@click.option(
-    "--url",
-    "base",
-    metavar="URL",
-    help="The url to sign; otherwise only the query is printed that makes it a signed one.",
+@options.option("--for DURATION", "It is valid for so long.", name="life")
+@options.option("--until TIME", "Instead: it is valid until this time, ISO 8601.")
+@options.option("--start TIME", "It is not valid before this time, ISO 8601.")
+@options.option(
+    "--url URL",
+    "The url to sign; otherwise only the query is printed that makes it a signed one.",
+    name="base",
 )
-@options.store
-@options.as_json
 def sign(
     *,
     key: str,
@@ -308,8 +258,6 @@ def sign(
     until: str | None,
     start: str | None,
     base: str | None,
-    url: str | None,
-    as_json: bool,
 ) -> None:
     """Sign a url for KEY: whoever has the url may use QUEUE, without a key, until its end.
 
@@ -320,28 +268,26 @@ def sign(
         raise click.UsageError("give --for or --until: when the url ends.")
     if base is not None and "#" in base:
         raise click.UsageError("--url must have no fragment, the part after a #.")
-    with options.connect(url) as db:
-        home = _of(db)
-        now_ms = db._home.clock.now_ms()
-        found = home.key(key)
-        if (state := found.state(now_ms)) != "valid":
-            raise UsageError(f"key {key} is {state}; sign for another one.")
-        draft = signed.drafted(
-            found.id,
-            queue,
-            levels,
-            now_ms=now_ms,
-            start_ms=asked_ms(0, start, None) if start else 0,
-            end_ms=_end_ms(db, until, life),
-        )
-        query = draft.query(home.master, found.account, found.grant.secrets[0].generation)
-        recorded.refine(f"{found.id} {draft.levels} {draft.queue}")
-        end = iso(draft.end_s * 1_000)
+    db = options.connect()
+    home = _of(db)
+    now_ms = db._home.clock.now_ms()
+    found = home.key(key)
+    if (state := found.state(now_ms)) != "valid":
+        raise UsageError(f"key {key} is {state}; sign for another one.")
+    draft = signed.drafted(
+        found.id,
+        queue,
+        levels,
+        now_ms=now_ms,
+        start_ms=asked_ms(0, start, None) if start else 0,
+        end_ms=_end_ms(db, until, life),
+    )
+    query = draft.query(home.master, found.account, found.grant.secrets[0].generation)
+    recorded.refine(f"{found.id} {draft.levels} {draft.queue}")
+    end = iso(draft.end_s * 1_000)
     whole = query if base is None else f"{base}{'&' if urlsplit(base).query else '?'}{query}"
-    if as_json:
-        screen.print_json({"url": whole, "levels": draft.levels, "queue": draft.queue, "end": end})
-    else:
-        click.echo(whole)
+    told = {"url": whole, "levels": draft.levels, "queue": draft.queue, "end": end}
+    screen.result(told, whole)
 
 
 def _of(db: Connection) -> Accounts:
@@ -354,10 +300,10 @@ def _end_ms(db: Connection, until: str | None, life: str | None) -> int:
     return asked_ms(ceil_ms(db._home.clock.now_us()), until, life)
 
 
-def _tell_issued(issued: IssuedKey, *, as_json: bool) -> None:
+def _tell_issued(issued: IssuedKey) -> None:
     """Print a key with its secret."""
     key = issued.key
-    if as_json:
+    if options.is_json():
         secret = {"secret": issued.secret, "token": issued.token}
         screen.print_json({"key": key.id, "account": key.account, "signs": key.is_derived} | secret)
         return
@@ -368,24 +314,24 @@ def _tell_issued(issued: IssuedKey, *, as_json: bool) -> None:
     click.echo("This is shown once: keep it now.", err=True)
 
 
-def _row(key: AccountKey, now_ms: int) -> list[Text]:
+def _row(key: AccountKey, now_ms: int) -> Row:
     grant = key.grant
     state = key.state(now_ms)
     if state == "valid" and len(key.secrets(now_ms)) > 1:
         state = "two secrets"
     quota = [f"{grant.rate:,}/s"] if grant.rate else []
     quota += [f"{grant.depth:,} deep"] if grant.depth else []
-    return [
-        Text(key.id),
-        Text(key.account),
-        Text(grant.levels),
-        Text(", ".join(grant.queues)),
-        Text("sigv4" if key.is_derived else ""),
-        Text(", ".join(quota)),
-        Text(_day(grant.end_ms) if grant.end_ms else ""),
-        Text(state),
-        screen.exact(grant.label),
-    ]
+    return {
+        "key": key.id,
+        "account": key.account,
+        "levels": grant.levels,
+        "queues": ", ".join(grant.queues),
+        "signs": "sigv4" if key.is_derived else "",
+        "quota": ", ".join(quota),
+        "end": _day(grant.end_ms) if grant.end_ms else "",
+        "state": state,
+        "label": grant.label,
+    }
 
 
 def _told(key: AccountKey, now_ms: int) -> dict[str, Any]:

@@ -26,32 +26,19 @@ if TYPE_CHECKING:
 _NAMED_MAX = 100
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq queues alter mail --history 7d",
-        "shardq audit mail",
-        "shardq audit mail --dead",
-        "shardq audit mail --since 1h",
-        "shardq audit mail --since 2027-01-01T09:00Z --json | jq 'select(.lost)'",
-    )
+@options.command(
+    "shardq queues alter mail --history 7d",
+    "shardq audit mail",
+    "shardq audit mail --dead",
+    "shardq audit mail --since 1h",
+    "shardq audit mail --since 2027-01-01T09:00Z --json | jq 'select(.lost)'",
 )
 @options.queue
 @options.since
 @options.until
-@click.option("--minutes", "each", is_flag=True, help="Print the balance of each minute as well.")
-@click.option("--dead", "with_dead", is_flag=True, help="Audit its dead-letter queue as well.")
-@options.store
-@options.as_json
-def audit(
-    *,
-    queue: str,
-    since: str | None,
-    until: str | None,
-    each: bool,
-    with_dead: bool,
-    url: str | None,
-    as_json: bool,
-) -> Exit:
+@options.option("--minutes", "Print the balance of each minute as well.", name="each")
+@options.option("--dead", "Audit its dead-letter queue as well.", name="with_dead")
+def audit(*, queue: str, since: str | None, until: str | None, each: bool, with_dead: bool) -> Exit:
     """Check that each message put into QUEUE has ended or is still there.
 
     Ends with 19 where one is not, and names it; with 18 where QUEUE keeps no history, without which
@@ -77,7 +64,8 @@ def audit(
         raise click.UsageError(
             f"{queue!r} is a dead-letter queue itself; name the queue it serves."
         )
-    with options.connect(url) as db, screen.progress() as bar:
+    db = options.connect()
+    with screen.progress() as bar:
         audits = [_audited(db.queue(queue, create=False), since, until, bar)]
         if with_dead:
             # Makes no dead-letter queue, and accepts a time before the first death.
@@ -85,11 +73,11 @@ def audit(
                 dead = dead_of(db, queue)
                 audits += [] if dead is None else [_audited(dead, since, until, bar)]
     for found in audits:
-        if as_json:
+        if options.is_json():
             _print_json(found)
         else:
             _print(found, each=each)
-    if not as_json:
+    if not options.is_json():
         _print_dead(audits, with_dead=with_dead)
     return Exit.OK if all(found.is_even for found in audits) else Exit.UNBALANCED
 

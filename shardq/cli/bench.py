@@ -17,29 +17,20 @@ NAMES = benchmarks.names(benchmarks.MEASUREMENTS)
 _MET = {True: "yes", False: "NO", None: ""}
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq bench --store sqlite:////tmp/bench.db",
-        "shardq bench --quick --json",
-        "shardq bench --store cassandra://127.0.0.1/shardq --only drain --only put",
-    )
+@options.command(
+    "shardq bench --store sqlite:////tmp/bench.db",
+    "shardq bench --quick --json",
+    "shardq bench --store cassandra://127.0.0.1/shardq --only drain --only put",
 )
-@click.option(
-    "--quick", is_flag=True, help="Measure with few messages, in a minute or two instead of ten."
-)
-@click.option(
-    "--only",
-    metavar="NAME",
+@options.option("--quick", "Measure with few messages, in a minute or two instead of ten.")
+@options.option(
+    "--only NAME",
+    f"Only this measurement, one of {', '.join(NAMES)}.",
     multiple=True,
     type=click.Choice(NAMES),
-    help=f"Only this measurement, one of {', '.join(NAMES)}. May be given several times.",
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=click.Choice(NAMES))
-@options.store
-@options.as_json
-def bench(
-    url: str | None, *, names: Sequence[str], quick: bool, only: Sequence[str], as_json: bool
-) -> None:
+def bench(*, names: Sequence[str], quick: bool, only: Sequence[str]) -> None:
     """Measure puts, drains and lateness, and what the bare driver reaches in the same run.
 
     By NAME only that is measured, as by --only.
@@ -48,18 +39,18 @@ def bench(
     end.
     """
     lines = benchmarks.run(
-        options.store_url(url),
+        options.store_url(),
         benchmarks.MEASUREMENTS,
         QUICK if quick else FULL,
         only=[*names, *only],
         tell=lambda text: click.echo(text, err=True),
     )
-    show(lines, quick=quick, as_json=as_json)
+    show(lines, quick=quick)
 
 
-def show(lines: Sequence[benchmarks.Line], *, quick: bool, as_json: bool) -> None:
+def show(lines: Sequence[benchmarks.Line], *, quick: bool) -> None:
     """Print lines as a table, or as JSON."""
-    if as_json:
+    if options.is_json():
         screen.print_json({"quick": quick, "lines": [line.as_dict() for line in lines]})
         return
     table = screen.table("what", ">reached", "unit", ">bare", ">ratio", "target", "met", "note")

@@ -41,52 +41,38 @@ _SHADES = {"256", "truecolor"}
 """The kinds of terminals in rich that have enough colours."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq calendar",
-        "shardq calendar mail --horizon 1d --tz Europe/Berlin",
-        "shardq calendar mail --horizon 30d --out load.svg",
-        "shardq calendar mail --json | jq .hot",
-    )
+@options.command(
+    "shardq calendar",
+    "shardq calendar mail --horizon 1d --tz Europe/Berlin",
+    "shardq calendar mail --horizon 30d --out load.svg",
+    "shardq calendar mail --json | jq .hot",
 )
 @click.argument("queues", nargs=-1)
-@click.option(
-    "--horizon",
-    metavar="DURATION",
-    help="How far to look ahead: to 2d by minute, to 62d by hour, to 366d by day. Where it is not "
-    "given, 1h by minute and 30d else; and where nothing is due in the hour, a day, on SQLite 30d.",
+@options.option(
+    "--horizon DURATION",
+    "How far to look ahead: to 2d by minute, to 62d by hour, to 366d by day. Where it is not "
+    "given, 1h by minute and 30d else; and where nothing is due in the hour, a day, on SQLite "
+    "30d.",
 )
-@click.option(
+@options.option(
     "--by",
-    type=click.Choice([by.value for by in By]),
-    help="What a cell is. Where it is not given: minute to 2d, hour to 62d, day beyond. By minute "
+    "What a cell is. Where it is not given: minute to 2d, hour to 62d, day beyond. By minute "
     "it is five minutes where the horizon is over 2h.",
+    type=click.Choice([by.value for by in By]),
 )
-@click.option(
-    "--tz",
-    metavar="ZONE",
+@options.option(
+    "--tz ZONE",
+    "By whose clocks: a name such as Europe/Berlin, or an offset such as +02:00.",
     default="UTC",
-    show_default=True,
-    help="By whose clocks: a name such as Europe/Berlin, or an offset such as +02:00.",
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a picture there as well: load.svg, or load.png, for which shardq[plots] has to be "
+@options.option(
+    "--out FILE",
+    "Write a picture there as well: load.svg, or load.png, for which shardq[plots] has to be "
     "installed.",
+    type=click.Path(dir_okay=False, path_type=Path),
 )
-@options.store
-@options.as_json
 def calendar(
-    *,
-    queues: tuple[str, ...],
-    horizon: str | None,
-    by: str | None,
-    tz: str,
-    out: Path | None,
-    url: str | None,
-    as_json: bool,
+    *, queues: tuple[str, ...], horizon: str | None, by: str | None, tz: str, out: Path | None
 ) -> None:
     """Show what comes due in QUEUES, or in all queues: messages that wait, and firings ahead.
 
@@ -109,25 +95,25 @@ def calendar(
     _check(out)
     # Triggers of the user's own are importable then; otherwise they would have no firings.
     put_here_on_path()
-    with options.connect(url) as db:
-        for horizon_ms in _horizons(horizon, by):
-            cell = By(by) if by else by_of(horizon_ms)
-            grid = lay_out(db._home.clock.now_ms(), horizon_ms, cell, zone)
-            found, failed = _count(db, queues, grid)
-            if any(one.load.total for one in found) or not any(one.later for one in found):
-                break
-        if as_json:
-            for one in found:
-                screen.print_json(_told(one, grid))
-            for name, text in failed.items():
-                screen.print_json({"queue": name, "error": text})
-        else:
-            _print(db, grid, found, failed)
+    db = options.connect()
+    for horizon_ms in _horizons(horizon, by):
+        cell = By(by) if by else by_of(horizon_ms)
+        grid = lay_out(db._home.clock.now_ms(), horizon_ms, cell, zone)
+        found, failed = _count(db, queues, grid)
+        if any(one.load.total for one in found) or not any(one.later for one in found):
+            break
+    if options.is_json():
+        for one in found:
+            screen.print_json(_told(one, grid))
+        for name, text in failed.items():
+            screen.print_json({"queue": name, "error": text})
+    else:
+        _print(db, grid, found, failed)
     if out is not None:
         panels = [_panel(one, grid) for one in found]
         drawing = load_map(grid, panels)
         out.write_bytes(drawing.svg() if out.suffix.lower() == ".svg" else drawing.png())
-        if not as_json:
+        if not options.is_json():
             click.echo(f"wrote {out}", err=True)
 
 

@@ -14,7 +14,7 @@ import click
 from rich.text import Text
 
 import shardq
-from shardq.cli import options, screen, states
+from shardq.cli import options, screen, states, streams
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import is_job
 from shardq.cli.states import Finding, Limits, Severity, StateName
@@ -41,52 +41,35 @@ _HORIZON = "1m"
 """A short horizon: the future is not judged."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq check",
-        "shardq check mail --max-lag 5m --max-dead 0",
-        "shardq check --json | jq -r 'select(.level == \"wrong\") | .text'",
-        "shardq check --all mail",
-    )
+@options.command(
+    "shardq check",
+    "shardq check mail --max-lag 5m --max-dead 0",
+    "shardq check --json | jq -r 'select(.level == \"wrong\") | .text'",
+    "shardq check --all mail",
 )
 @click.argument("queue", required=False)
-@click.option(
-    "--max-lag",
-    metavar="DURATION",
+@options.option(
+    "--max-lag DURATION",
+    "Fail where a ready message has waited for longer. Isolated consumers may take the queue's "
+    "minute and offset more.",
     default="1m",
-    show_default=True,
-    help="Fail where a ready message has waited for longer. Isolated consumers may take the "
-    "queue's minute and offset more.",
 )
-@options.whole(
-    "--max-dead",
-    text="Fail where a queue has more dead messages; without it they are a warning.",
+@options.option(
+    "--max-dead N",
+    "Fail where a queue has more dead messages; without it they are a warning.",
     least=0,
 )
-@click.option(
-    "--max-run",
-    metavar="DURATION",
-    help="Fail where a handler has run for longer. Without it, a handler that has run for longer "
-    "than the queue's visibility is a warning, and a consumer all of whose handlers have run for "
-    "longer than its hold.",
+@options.option(
+    "--max-run DURATION",
+    "Fail where a handler has run for longer. Without it, a handler that has run for longer "
+    "than the queue's visibility is a warning, and a consumer all of whose handlers have run "
+    "for longer than its hold.",
 )
-@click.option(
-    "--all",
-    "everywhere",
-    is_flag=True,
-    help="Visit every partition of QUEUE, and mend what is found there.",
+@options.option(
+    "--all", "Visit every partition of QUEUE, and mend what is found there.", name="everywhere"
 )
-@options.store
-@options.as_json
 def check(
-    *,
-    queue: str | None,
-    max_lag: str,
-    max_dead: int | None,
-    max_run: str | None,
-    url: str | None,
-    everywhere: bool,
-    as_json: bool,
+    *, queue: str | None, max_lag: str, max_dead: int | None, max_run: str | None, everywhere: bool
 ) -> Exit:
     """Check the store, the clocks, and QUEUE or all queues.
 
@@ -128,30 +111,30 @@ def check(
     )
     findings = _configuration()
     figures: dict[str, dict[str, Any]] = {}
-    with options.connect(url) as db:
-        found, figures["store"] = _store(db)
-        findings += [found, *_clocks(db)]
-        # First, so that its repairs are not reported as faults.
-        visited = [_visit_all(db, queue)] if queue and everywhere else []
-        observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
-        with screen.progress() as bar:
-            views = observer.look(on_progress=screen.teller(bar))
-        shown = states.without_kept(views)
+    db = options.connect()
+    found, figures["store"] = _store(db)
+    findings += [found, *_clocks(db)]
+    # First, so that its repairs are not reported as faults.
+    visited = [_visit_all(db, queue)] if queue and everywhere else []
+    observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
+    with screen.progress() as bar:
+        views = observer.look(on_progress=screen.teller(bar))
+    shown = states.without_kept(views)
 
-        def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
-            queue = observer.queues[view.name]
-            own = _schedules(queue) if view.schedules else ([], [])
-            return *own, _are_jobs(queue, view)
+    def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
+        queue = observer.queues[view.name]
+        own = _schedules(queue) if view.schedules else ([], [])
+        return *own, _are_jobs(queue, view)
 
-        more = db._home.side_by_side(more_of, shown)
-        for view, (schedules, wrong, are_jobs) in zip(shown, more, strict=True):
-            figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
-            findings += states.findings(view, limits, schedules, are_jobs=are_jobs)
-            findings += [states.damaged(view.name, text) for text in wrong]
-        findings += [states.newer(name, text) for name, text in observer.newer.items()]
-        findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
-        findings += visited
-    if as_json:
+    more = db._home.side_by_side(more_of, shown)
+    for view, (schedules, wrong, are_jobs) in zip(shown, more, strict=True):
+        figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
+        findings += states.findings(view, limits, schedules, are_jobs=are_jobs)
+        findings += [states.damaged(view.name, text) for text in wrong]
+    findings += [states.newer(name, text) for name, text in observer.newer.items()]
+    findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
+    findings += visited
+    if options.is_json():
         for one in findings:
             screen.print_json({**dataclasses.asdict(one), **figures.get(one.what, {})})
     else:
@@ -192,7 +175,7 @@ def _print(findings: Sequence[Finding]) -> None:
     room = screen.console().width - levels - _GAPS
     for one in findings:
         named = "" if one.state == StateName.OK else f", {one.state}"
-        told = [screen.exact(f"{one.what}{named}: {one.text}").plain, one.advice]
+        told = [streams.escaped(f"{one.what}{named}: {one.text}"), one.advice]
         lines = [line for text in told for line in screen.wrapped(screen.kept_together(text), room)]
         made.add_row(Text(one.level, style=screen.STYLES[one.level]), Text("\n".join(lines)))
     screen.show(made)

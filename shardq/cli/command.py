@@ -22,9 +22,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import click
-
 import shardq
+from shardq.cli import streams
 from shardq.cli.tails import Tail, Tails
 from shardq.errors import UsageError
 from shardq.model.message import ERROR_CHARS_MAX
@@ -239,7 +238,7 @@ class MessageProgram:
         with self._state:
             is_first, self._has_said = not self._has_said, True
         if is_first:
-            click.echo(f"shardq: --exec: {why}. It is tried again every 500ms.", err=True)
+            streams.note(f"--exec: {why}. It is tried again every 500ms.")
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -38,77 +38,66 @@ _MARGIN_S = 2.0
 _NAMED_MAX = 5
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq consume mail",
-        "shardq consume mail post --threads 16 --exec './send --quiet'",
-        "shardq consume mail --until-empty --out mail.jsonl",
-    )
+@options.command(
+    "shardq consume mail",
+    "shardq consume mail post --threads 16 --exec './send --quiet'",
+    "shardq consume mail --until-empty --out mail.jsonl",
 )
 @click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
-@options.whole(
-    "--threads",
-    text="How many messages of each queue are handled at once.",
+@options.option(
+    "--threads N",
+    "How many messages of each queue are handled at once.",
     least=1,
     most=consumer.THREADS_MAX,
     default=consumer.THREADS,
 )
-@options.whole(
-    "--prefetch",
-    text="How many messages of each queue are read ahead.",
+@options.option(
+    "--prefetch N",
+    "How many messages of each queue are read ahead.",
     least=1,
     most=consumer.PREFETCH_MAX,
     default=consumer.PREFETCH,
 )
-@click.option(
+@options.option(
     "--until-empty",
-    is_flag=True,
-    help="End once no message waits in any of the queues, however far away it is due; with 24 "
-    "where messages have died. The messages of a paused queue are waited for until it is resumed.",
+    "End once no message waits in any of the queues, however far away it is due; with 24 where "
+    "messages have died. The messages of a paused queue are waited for until it is resumed.",
 )
-@click.option(
+@options.option(
     "--isolated",
-    is_flag=True,
-    help="Deliver only from minutes that are over for good, so that consumers never read where "
+    "Deliver only from minutes that are over for good, so that consumers never read where "
     "producers write.",
 )
-@click.option(
-    "--deadline",
-    metavar="DURATION",
-    default=consumer.DEADLINE,
-    show_default=True,
-    help="How long a stop waits for the messages that are being handled. A command of --exec that "
+@options.option(
+    "--deadline DURATION",
+    "How long a stop waits for the messages that are being handled. A command of --exec that "
     "still runs then gets SIGTERM, and SIGKILL 3 s later, with all in its process group; its "
     "message is delivered again and spends no attempt.",
+    default=consumer.DEADLINE,
 )
-@click.option(
-    "--exec",
-    "command",
-    metavar="CMD",
-    help="Run this for each message: the body on stdin, SHARDQ_QUEUE, SHARDQ_ID, SHARDQ_DUE, "
-    "SHARDQ_ATTEMPT, SHARDQ_HEADERS, SHARDQ_LAST_ERROR and so on in the environment. 0 acks, any "
-    "other exit code retries, with the end of its stderr as the reason. It is run without a shell; "
-    "write sh -c '...' for one. A consumer that is killed leaves it running, with nobody to read "
-    "its stderr.",
+@options.option(
+    "--exec CMD",
+    "Run this for each message: the body on stdin, SHARDQ_QUEUE, SHARDQ_ID, SHARDQ_DUE, "
+    "SHARDQ_ATTEMPT, SHARDQ_HEADERS, SHARDQ_LAST_ERROR and so on in the environment. 0 acks, "
+    "any other exit code retries, with the end of its stderr as the reason. It is run without "
+    "a shell; write sh -c '...' for one. A consumer that is killed leaves it running, with "
+    "nobody to read its stderr.",
+    name="command",
 )
-@click.option(
-    "--out",
-    "path",
-    metavar="FILE",
+@options.option(
+    "--out FILE",
+    "Append one JSON line for each delivery to this file, on disk before the message is acked; "
+    "- is stdout. FILE may be a pipe or a device.",
+    name="path",
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Append one JSON line for each delivery to this file, on disk before the message is "
-    "acked; - is stdout. FILE may be a pipe or a device.",
 )
-@click.option(
+@options.option(
     "--tasks",
-    "takes_jobs",
-    is_flag=True,
-    help="Print jobs of tasks too, and ack them: their functions do not run.",
+    "Print jobs of tasks too, and ack them: their functions do not run.",
+    name="takes_jobs",
 )
 @probes.metrics
 @probes.health
-@options.store
-@options.as_json
 def consume(
     *,
     queues: tuple[str, ...],
@@ -119,11 +108,9 @@ def consume(
     path: Path | None,
     metrics: str | None,
     health: str | None,
-    url: str | None,
     until_empty: bool,
     isolated: bool,
     takes_jobs: bool,
-    as_json: bool,
 ) -> Exit:
     """Handle the messages of one or more QUEUEs as they come due.
 
@@ -145,15 +132,15 @@ def consume(
     runner = None if command is None else MessageProgram(command)
     is_out_stdout = path is not None and streams.is_stdout(path)
     # A delivery that is written to stdout already is not printed as well.
-    is_printed = not is_out_stdout if as_json else not (command or path)
+    is_printed = not is_out_stdout if options.is_json() else not (command or path)
     # Triggers of the user's own are importable then; otherwise they would not fire.
     put_here_on_path()
     with ExitStack() as stack:
-        probed = stack.enter_context(closing(Probes(metrics, health, say=_say)))
+        probed = stack.enter_context(closing(Probes(metrics, health)))
         outputs: list[tuple[Lines, bool]] = []
         if is_printed:
-            outputs.append((printed(), as_json))
-        db = stack.enter_context(options.connect(url, makes=True))
+            outputs.append((printed(), options.is_json()))
+        db = options.connect(makes=True)
         if path is not None:
             outputs.insert(0, (stack.enter_context(closing(OutFile(path))), True))
         takes_jobs = takes_jobs or command is not None or path is not None
@@ -180,18 +167,14 @@ def consume(
                 runner.end()
                 _tell_ended(runner)
     if handler.failure is None:
-        click.echo(f"shardq: handled {_done(handler, queues)}", err=True)
+        streams.note(f"handled {_done(handler, queues)}")
         return Exit.DIED if handler.dead else Exit.OK
     told = f"Handled before that: {_done(handler, queues)}; the others are delivered again."
     if isinstance(handler.failure, CannotStart):
-        click.echo(f"shardq: --exec: {handler.failure}. {told}", err=True)
+        streams.note(f"--exec: {handler.failure}. {told}")
         return Exit.COMMAND
     handler.failure.add_note(told)
     raise handler.failure
-
-
-def _say(text: str) -> None:
-    click.echo(f"shardq: {text}", err=True)
 
 
 def _opened(db: Connection, name: str) -> Queue:
@@ -200,11 +183,10 @@ def _opened(db: Connection, name: str) -> Queue:
         queue = db.queue(name, create=False)
     except UnknownQueue:
         queue = db.queue(name)
-        click.echo(f"shardq: queue {name} did not exist and was created.", err=True)
+        streams.note(f"queue {name} did not exist and was created.")
     if queue.settings.paused:
-        click.echo(
-            f"shardq: queue {name} is paused: its messages wait for `shardq queues resume {name}`.",
-            err=True,
+        streams.note(
+            f"queue {name} is paused: its messages wait for `shardq queues resume {name}`."
         )
     return queue
 
@@ -242,10 +224,9 @@ def _tell_ended(command: MessageProgram) -> None:
     for ids, what in ((command.ended, "was ended"), (command.running, "cannot be ended")):
         if ids:
             more = f" and {len(ids) - _NAMED_MAX:,} more" if len(ids) > _NAMED_MAX else ""
-            click.echo(
-                f"shardq: the command of {', '.join(ids[:_NAMED_MAX])}{more} was not done within "
-                f"--deadline and {what}; its message is delivered again, and spends no attempt.",
-                err=True,
+            streams.note(
+                f"the command of {', '.join(ids[:_NAMED_MAX])}{more} was not done within "
+                f"--deadline and {what}; its message is delivered again, and spends no attempt."
             )
 
 

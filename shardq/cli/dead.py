@@ -8,9 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
-from rich.text import Text
 
-from shardq.cli import listing, options, screen
+from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.cli.messages import body_text, dead_of, key_column, message_json, show_message
 from shardq.cli.queues import sure
@@ -77,52 +76,40 @@ class _Choice:
         return [_message(dead, row) for row in rows]
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq dead",
-        "shardq dead mail",
-        "shardq dead mail order-7",
-        "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
-        "shardq dead mail --redrive",
-        "shardq dead mail --redrive order-7 order-8",
-        "shardq dead mail --redrive --reason timeout",
-        "shardq dead mail --delete order-7",
-    )
+@options.command(
+    "shardq dead",
+    "shardq dead mail",
+    "shardq dead mail order-7",
+    "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
+    "shardq dead mail --redrive",
+    "shardq dead mail --redrive order-7 order-8",
+    "shardq dead mail --redrive --reason timeout",
+    "shardq dead mail --delete order-7",
 )
 @click.argument("queue", required=False)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option(
-    "--reason",
-    metavar="TEXT",
-    default="",
-    help="Only those whose reason contains this.",
-)
-@options.whole(
-    "-n",
-    "--limit",
-    text=f"At most N of them. Where it is not given, the {_SHOWN} that died last are shown, and "
+@options.option("--reason TEXT", "Only those whose reason contains this.", default="")
+@options.option(
+    "-n, --limit N",
+    f"At most N of them. Where it is not given, the {_SHOWN} that died last are shown, and "
     "all are put back or deleted.",
     least=1,
     most=_SHOWN_MAX,
 )
-@click.option("--redrive", is_flag=True, help="Put them back into QUEUE, each under its id.")
-@click.option("--delete", is_flag=True, help="Delete those named by ID or --reason.")
-@click.option("--purge", is_flag=True, help="Delete all dead messages of QUEUE.")
-@click.option("--yes", is_flag=True, help="Do not ask before --purge, or --delete by --reason.")
-@options.store
-@options.as_json
+@options.option("--redrive", "Put them back into QUEUE, each under its id.")
+@options.option("--delete", "Delete those named by ID or --reason.")
+@options.option("--purge", "Delete all dead messages of QUEUE.")
+@options.option("--yes", "Do not ask before --purge, or --delete by --reason.")
 def dead(
     *,
     queue: str | None,
     ids: tuple[str, ...],
     reason: str,
     limit: int | None,
-    url: str | None,
     redrive: bool,
     delete: bool,
     purge: bool,
     yes: bool,
-    as_json: bool,
 ) -> Exit:
     """Show the dead messages of QUEUE and why they died. Put them back, or delete them.
 
@@ -132,8 +119,7 @@ def dead(
     if queue is None:
         if redrive or delete or purge or reason or limit:
             raise click.UsageError("Missing argument 'QUEUE'.")
-        with options.connect(url) as db:
-            _count(db, as_json=as_json)
+        _count(options.connect())
         return Exit.OK
     _check_usage(
         queue,
@@ -141,49 +127,49 @@ def dead(
         is_vague=delete and not (ids or reason),
         is_narrow=purge and bool(ids or reason or limit),
     )
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        register = source._home.register
-        is_own = register.has_own_dead
-        choice = _Choice("" if is_own else queue, ids, reason)
-        if purge and not is_own:
-            raise click.UsageError(
-                f"dead messages of {queue!r} are not in a queue of its own: "
-                f"dead is {register.dead_name or OFF!r}; `shardq queues purge` empties a queue."
-            )
-        # A look does not make a dead-letter queue.
-        kept = dead_of(db, queue)
-        if purge:
-            sure(f"delete all dead messages of {queue}", yes=yes)
-            if kept is not None:
-                kept.purge()
-            click.echo(f"{queue}: dead messages purged")
-        elif redrive:
-            count = 0 if kept is None else source.redrive(limit, where=choice)
-            click.echo(f"put {screen.plural(count, 'message')} back into {queue}")
-        elif delete:
-            if not ids:
-                sure(f"delete the dead messages of {queue} with the reason {reason!r}", yes=yes)
-            count = 0 if kept is None else _delete(kept, islice(choice.found(kept), limit))
-            click.echo(f"deleted {screen.plural(count, 'dead message')} of {queue}")
-        else:
-            # One more than is shown, to find out if there are more.
-            most = limit or _SHOWN
-            found = [] if kept is None else choice.last(kept, most + 1)
-            if not found and not (ids or as_json):
-                click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
-            _show(found[:most], is_one=len(ids) == 1, as_json=as_json)
-            if found and kept is not None and len(ids) != 1:
-                is_over = len(found) > most
-                is_all = is_own and not (ids or reason)
-                left = kept.depth().total - most if is_over and is_all else 0
-                _tell_more(queue, left, is_over=is_over, as_json=as_json)
+    db = options.connect()
+    source = db.queue(queue, create=False)
+    register = source._home.register
+    is_own = register.has_own_dead
+    choice = _Choice("" if is_own else queue, ids, reason)
+    if purge and not is_own:
+        raise click.UsageError(
+            f"dead messages of {queue!r} are not in a queue of its own: "
+            f"dead is {register.dead_name or OFF!r}; `shardq queues purge` empties a queue."
+        )
+    # A look does not make a dead-letter queue.
+    kept = dead_of(db, queue)
+    if purge:
+        sure(f"delete all dead messages of {queue}", yes=yes)
+        if kept is not None:
+            kept.purge()
+        click.echo(f"{queue}: dead messages purged")
+    elif redrive:
+        count = 0 if kept is None else source.redrive(limit, where=choice)
+        click.echo(f"put {screen.plural(count, 'message')} back into {queue}")
+    elif delete:
+        if not ids:
+            sure(f"delete the dead messages of {queue} with the reason {reason!r}", yes=yes)
+        count = 0 if kept is None else _delete(kept, islice(choice.found(kept), limit))
+        click.echo(f"deleted {screen.plural(count, 'dead message')} of {queue}")
+    else:
+        # One more than is shown, to find out if there are more.
+        most = limit or _SHOWN
+        found = [] if kept is None else choice.last(kept, most + 1)
+        if not found and not (ids or options.is_json()):
+            click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
+        _show(found[:most], is_one=len(ids) == 1)
+        if found and kept is not None and len(ids) != 1:
+            is_over = len(found) > most
+            is_all = is_own and not (ids or reason)
+            left = kept.depth().total - most if is_over and is_all else 0
+            _tell_more(queue, left, is_over=is_over)
     for message_id in sorted(choice.missing):
-        click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
+        streams.note(f"{queue} has no dead message {message_id!r}.")
     return Exit.FAILED if choice.missing else Exit.OK
 
 
-def _count(db: Connection, *, as_json: bool) -> None:
+def _count(db: Connection) -> None:
     """Print how many died of which reason, queue by queue."""
     rows = []
     for name in filter(names.is_dead_queue, db.queues()):
@@ -197,18 +183,18 @@ def _count(db: Connection, *, as_json: bool) -> None:
         rows += [
             (served, count, iso(last[reason]), reason) for reason, count in counts.most_common()
         ]
-    if as_json:
-        for served, count, died, reason in rows:
-            told = {"queue": served, "dead": count, "last_died": died, "reason": reason}
-            screen.print_json(told)
-    elif not rows:
-        click.echo("No queue has dead messages.")
-    else:
-        shown = [
-            [Text(served), Text(f"{count:,}"), Text(died), screen.plain(first_line(reason))]
-            for served, count, died, reason in rows
-        ]
-        listing.show(["queue", ">dead", "last died", "reason"], shown, free=1)
+    listing.show_all(
+        rows,
+        lambda row: dict(zip(("queue", "dead", "last_died", "reason"), row, strict=True)),
+        lambda row: {
+            "queue": row[0],
+            ">dead": f"{row[1]:,}",
+            "last died": row[2],
+            "reason": screen.plain(first_line(row[3])),
+        },
+        free=1,
+        empty="No queue has dead messages.",
+    )
 
 
 def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> None:
@@ -232,8 +218,8 @@ def _delete(kept: Queue, chosen: Iterable[Message]) -> int:
     return sum(kept.cancel(one) for one in chosen)
 
 
-def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
-    if as_json:
+def _show(shown: Sequence[Message], *, is_one: bool) -> None:
+    if options.is_json():
         for message in shown:
             screen.print_json(message_json(message))
     elif is_one:
@@ -243,37 +229,34 @@ def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
         _list(shown)
 
 
-def _tell_more(queue: str, left: int, *, is_over: bool, as_json: bool) -> None:
+def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
     """Print if there are more, how many if that is known, and the commands for them."""
     if is_over:
         told = f"{left:,} more not shown" if left > 0 else "There are more"
         click.echo(f"{told}; -n N shows N.", err=True)
-    if as_json:
+    if options.is_json():
         return
     click.echo(f"`shardq dead {queue} ID` shows one whole, `--redrive` puts back.", err=True)
 
 
 def _list(messages: Sequence[Message]) -> None:
-    keys = key_column(messages)
+    key_of = key_column(messages)
     rows = [
-        [
-            Text(_died(message)),
-            Text(f"{message.attempt:,}"),
-            screen.exact(message.id),
-            *key,
+        {
+            "died": message.headers.get("shardq-died", iso(message.due_ms))[:19] + "Z",
+            ">attempts": f"{message.attempt:,}",
+            "id": message.id,
+            **key_of(message),
             # The column of attempts has their number.
-            screen.plain(first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))),
-            body_text(message),
-        ]
-        for message, key in zip(messages, keys, strict=True)
+            "reason": screen.plain(
+                first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))
+            ),
+            "body": body_text(message),
+        }
+        for message in messages
     ]
-    heads = ["died", ">attempts", "id", *(["key"] if any(keys) else []), "reason", "body"]
-    listing.show(heads, rows, free=2)
+    listing.show(rows, free=2)
 
 
 def _reason(message: Message) -> str:
     return message.headers.get("shardq-reason", "")
-
-
-def _died(message: Message) -> str:
-    return message.headers.get("shardq-died", iso(message.due_ms))[:19] + "Z"

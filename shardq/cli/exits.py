@@ -133,3 +133,8 @@ def exit_of(error: errors.ShardqError) -> Exit:
     <Exit.USAGE: 2>
     """
     return next(_EXITS[kind] for kind in type(error).__mro__ if kind in _EXITS)
+
+
+def text_of(error: Exception, text: str | None = None) -> str:
+    """The text of an error, or a given one, with notes of the work done before it."""
+    return " ".join([str(error) if text is None else text, *getattr(error, "__notes__", ())])

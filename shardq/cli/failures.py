@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import click
-from rich.text import Text
-
-from shardq.cli import listing, options, screen
+from shardq.cli import listing, options, screen, streams
 from shardq.cli.messages import dead_of
 from shardq.errors import ShardqError
 from shardq.inspection import failed
@@ -18,8 +15,8 @@ from shardq.model.times import iso, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
+    from shardq.cli.listing import Row
     from shardq.connection import Connection
     from shardq.inspection.failed import LastFailure
     from shardq.queue import Queue
@@ -29,44 +26,18 @@ _SHOWN_MAX = 10_000
 _NEXT = {Next.DUE: "is due", Next.RUNNING: "runs again", Next.DEAD: "dead"}
 
 
-class _QueueFailures(NamedTuple):
-    """The failures of a queue.
-
-    Attributes:
-        failed: The last ones.
-        missing: A sentence on the part that could not be read; empty if all was read.
-    """
-
-    failed: list[LastFailure]
-    missing: str = ""
-
-
-@click.command(
-    epilog=options.examples(
-        "shardq failures",
-        "shardq failures --since 1h --task shop.charge",
-        "shardq failures mail -n 100 --json | jq -r .error | sort | uniq -c",
-    )
+@options.command(
+    "shardq failures",
+    "shardq failures --since 1h --task shop.charge",
+    "shardq failures mail -n 100 --json | jq -r .error | sort | uniq -c",
 )
-@click.argument("queues", nargs=-1)
-@options.whole("-n", "--limit", text="At most N of them.", least=1, most=_SHOWN_MAX, default=_SHOWN)
-@click.option(
-    "--since",
-    metavar="TIME|DURATION",
-    help="Only what failed from this time on, or at most so long ago.",
+@options.queues
+@options.option("-n, --limit N", "At most N of them.", least=1, most=_SHOWN_MAX, default=_SHOWN)
+@options.option(
+    "--since TIME|DURATION", "Only what failed from this time on, or at most so long ago."
 )
-@click.option("--task", metavar="NAME", help="Only the jobs of this task.")
-@options.store
-@options.as_json
-def failures(
-    *,
-    queues: tuple[str, ...],
-    limit: int,
-    since: str | None,
-    task: str | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@options.task
+def failures(*, queues: tuple[str, ...], limit: int, since: str | None, task: str | None) -> None:
     """Show what failed last in QUEUES, or in all queues, the last first.
 
     \b
@@ -79,51 +50,53 @@ def failures(
     is put back or deleted. One that waits for its next attempt for more than a day is left out. Of
     a queue with many messages the 20,000 due first are read.
     """  # noqa: D301 - click's own mark
-    with options.connect(url) as db:
-        now_ms = db._home.clock.now_ms()
-        since_ms = 0 if since is None else moment_or_ago_ms(since, now_ms, name="--since")
+    db = options.connect()
+    now_ms = db._home.clock.now_ms()
+    since_ms = 0 if since is None else moment_or_ago_ms(since, now_ms, name="--since")
 
-        def is_wanted(one: LastFailure) -> bool:
-            return (
-                one.at_ms >= since_ms
-                and (task is None or one.task == task)
-                and (not queues or one.queue in queues)
-            )
+    def is_wanted(one: LastFailure) -> bool:
+        return (
+            one.at_ms >= since_ms
+            and (task is None or one.task == task)
+            and (not queues or one.queue in queues)
+        )
 
-        opened, dead = _opened(db, queues)
+    opened, dead = _opened(db, queues)
 
-        def look(queue: Queue) -> _QueueFailures:
-            home, died = queue._home, []
-            if queue.name in dead:
-                died = failed.of_dead(home, is_wanted, since_ms=since_ms, limit=limit)
-            if is_dead_queue(queue.name):
-                return _QueueFailures(died)
-            waiting, is_whole = failed.of_queue(home, is_wanted, limit=limit)
-            more = f"{queue.name}: only the {failed.ROWS_MAX:,} messages due first were read."
-            return _QueueFailures([*died, *waiting], "" if is_whole else more)
+    def look(queue: Queue) -> tuple[list[LastFailure], str]:
+        """The last failures of a queue, and a sentence on the part that was not read."""
+        home, died = queue._home, []
+        if queue.name in dead:
+            died = failed.of_dead(home, is_wanted, since_ms=since_ms, limit=limit)
+        if is_dead_queue(queue.name):
+            return died, ""
+        waiting, is_whole = failed.of_queue(home, is_wanted, limit=limit)
+        more = f"{queue.name}: only the {failed.ROWS_MAX:,} messages due first were read."
+        return [*died, *waiting], "" if is_whole else more
 
-        def look_or_fail(queue: Queue) -> _QueueFailures:
-            try:
-                return look(queue)
-            except ShardqError as error:
-                return _QueueFailures([], str(error))
+    def look_or_fail(queue: Queue) -> tuple[list[LastFailure], str]:
+        try:
+            return look(queue)
+        except ShardqError as error:
+            return [], str(error)
 
-        every: list[LastFailure] = []
-        with screen.progress() as bar:
-            tell = screen.teller(bar)
-            for number, one in enumerate(db._home.side_by_side(look_or_fail, opened), 1):
-                tell("queues", number, len(opened))
-                every += one.failed
-                if one.missing:
-                    click.echo(f"shardq: {one.missing}", err=True)
+    every: list[LastFailure] = []
+    with screen.progress() as bar:
+        tell = screen.teller(bar)
+        looked = db._home.side_by_side(look_or_fail, opened)
+        for number, (found, missing) in enumerate(looked, 1):
+            tell("queues", number, len(opened))
+            every += found
+            if missing:
+                streams.note(missing)
     last = sorted(every, key=lambda one: -one.at_ms)[:limit]
-    if as_json:
-        for failure in last:
-            screen.print_json(_json(failure))
-    elif last:
-        _list(last, now_ms)
-    else:
-        click.echo("Nothing that is there has failed.")
+    listing.show_all(
+        last,
+        _json,
+        lambda one: _row(one, now_ms),
+        free=1,
+        empty="Nothing that is there has failed.",
+    )
 
 
 def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]]:
@@ -136,7 +109,7 @@ def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]
     opened = []
     for one in db._home.open_all().values():
         if isinstance(one, ShardqError):
-            click.echo(f"shardq: {one}", err=True)
+            streams.note(str(one))
         else:
             opened.append(one)
     dead = {one._home.register.dead_name for one in opened}
@@ -156,21 +129,16 @@ def _json(one: LastFailure) -> dict[str, Any]:
     }
 
 
-def _list(found: Sequence[LastFailure], now_ms: int) -> None:
-    rows = [
-        [
-            Text(f"{iso(one.at_ms)[:19]}Z"),
-            Text(one.queue),
-            screen.exact(one.task or "-"),
-            screen.exact(one.id),
-            Text(f"{one.attempt:,}"),
-            Text(_next(one, now_ms)),
-            screen.plain(first_line(one.error)),
-        ]
-        for one in found
-    ]
-    heads = ["failed", "queue", "task", "id", ">attempt", "next", "error"]
-    listing.show(heads, rows, free=1)
+def _row(one: LastFailure, now_ms: int) -> Row:
+    return {
+        "failed": f"{iso(one.at_ms)[:19]}Z",
+        "queue": one.queue,
+        "task": one.task or "-",
+        "id": one.id,
+        ">attempt": f"{one.attempt:,}",
+        "next": _next(one, now_ms),
+        "error": screen.plain(first_line(one.error)),
+    }
 
 
 def _next(one: LastFailure, now_ms: int) -> str:

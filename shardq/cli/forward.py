@@ -12,32 +12,24 @@ _TOGETHER = 500
 """Messages that are moved by one call without a rate."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq forward mail --to mail-slow --limit 1000",
-        "shardq forward mail 2f6b8e1c 0b1d77aa --to mail-slow",
-        "shardq forward mail.dead --to review",
-        "shardq forward mail.dead --rate 50",
-    )
+@options.command(
+    "shardq forward mail --to mail-slow --limit 1000",
+    "shardq forward mail 2f6b8e1c 0b1d77aa --to mail-slow",
+    "shardq forward mail.dead --to review",
+    "shardq forward mail.dead --rate 50",
+    has_json=False,
 )
 @options.queue
 @options.ids
-@click.option(
-    "--to",
-    metavar="QUEUE",
-    help="The queue that they go to. Without it each dead message goes back to the queue that it "
+@options.option(
+    "--to QUEUE",
+    "The queue that they go to. Without it each dead message goes back to the queue that it "
     "died in, and all others stay.",
 )
-@options.whole("-n", "--limit", text="At most N of them; all where it is not given.", least=1)
-@options.whole("--rate", text="At most N a second.", least=1)
-@options.store
+@options.option("-n, --limit N", "At most N of them; all where it is not given.", least=1)
+@options.option("--rate N", "At most N a second.", least=1)
 def forward(
-    queue: str,
-    ids: tuple[str, ...],
-    to: str | None,
-    limit: int | None,
-    rate: int | None,
-    url: str | None,
+    queue: str, ids: tuple[str, ...], to: str | None, limit: int | None, rate: int | None
 ) -> Exit:
     """Move messages of QUEUE into another queue, under their ids and with all attempts there.
 
@@ -47,23 +39,23 @@ def forward(
     """
     if ids and (limit or rate or to is None):
         raise click.UsageError("IDs go with --to alone.")
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        if ids:
-            told = Telling(source, "forward", as_json=False, is_one=len(ids) == 1)
-            for name in ids:
-                with told.damaged(name):
-                    told.of_id(name, source.forward(to=to or "", ids=[name])[name])
-            return told.ended
-        clock, count = source._home.clock, 0
-        while limit is None or count < limit:
-            begun_us = clock.boot_us()
-            most = min(rate or _TOGETHER, _TOGETHER)
-            moved = source.forward(to=to, limit=most if limit is None else min(most, limit - count))
-            count += moved
-            if moved < most:
-                break
-            if rate is not None:
-                clock.sleep(max(moved / rate - (clock.boot_us() - begun_us) / 1e6, 0))
+    db = options.connect()
+    source = db.queue(queue, create=False)
+    if ids:
+        told = Telling(source, "forward", is_one=len(ids) == 1)
+        for name in ids:
+            with told.damaged(name):
+                told.of_id(name, source.forward(to=to or "", ids=[name])[name])
+        return told.ended
+    clock, count = source._home.clock, 0
+    while limit is None or count < limit:
+        begun_us = clock.boot_us()
+        most = min(rate or _TOGETHER, _TOGETHER)
+        moved = source.forward(to=to, limit=most if limit is None else min(most, limit - count))
+        count += moved
+        if moved < most:
+            break
+        if rate is not None:
+            clock.sleep(max(moved / rate - (clock.boot_us() - begun_us) / 1e6, 0))
     click.echo(f"moved {screen.plural(count, 'message')}" + (f" to {to}" if to else " back"))
     return Exit.OK

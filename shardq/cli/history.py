@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.model import ids
 from shardq.model.times import span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardq.inspection.state import State
     from shardq.queue import Queue
     from shardq.records.ledger import FailedAttempt, Record
@@ -21,29 +23,17 @@ if TYPE_CHECKING:
 _INDENT = "    "
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq history mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
-        "shardq history mail order-7 --since 1d",
-        "shardq history mail --since 1h --until 30m",
-        "shardq history mail --since 2027-01-01T09:00Z --json",
-    )
+@options.command(
+    "shardq history mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
+    "shardq history mail order-7 --since 1d",
+    "shardq history mail --since 1h --until 30m",
+    "shardq history mail --since 2027-01-01T09:00Z --json",
 )
 @options.queue
 @click.argument("message_id", metavar="[ID]", required=False)
 @options.since
 @options.until
-@options.store
-@options.as_json
-def history(
-    *,
-    queue: str,
-    message_id: str | None,
-    since: str | None,
-    until: str | None,
-    url: str | None,
-    as_json: bool,
-) -> Exit:
+def history(*, queue: str, message_id: str | None, since: str | None, until: str | None) -> Exit:
     """Show what became of the message ID of QUEUE, or of all that entered QUEUE.
 
     QUEUE must keep a history. An id that shardq made up is found at once. One of your own is
@@ -51,26 +41,23 @@ def history(
     the message that has it, until that has ended. Ends with 1 where nothing is recorded.
     """
     width = screen.console().width
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        records = source.history(message_id, since, until)
-        first = next(records, None)
-        if first is None:
-            of = f"{queue} has recorded nothing"
-            if message_id is not None:
-                # A name may contain control characters of terminals.
-                of += f" of message {message_id!r}"
-                if ids.from_text(message_id) is None:
-                    of += "; a message that had this for a key and has ended is found by its id"
-            click.echo(f"shardq: {of}.", err=True)
-            return Exit.FAILED
-        for record in chain([first], records):
-            state = None if message_id is None else _state(source, record)
-            if as_json:
-                screen.print_json(_told(record) | _where(state))
-            else:
-                for line in (_line(record, state), *map(_failed_line, record.failed)):
-                    click.echo("\n".join(screen.wrapped(line, width, indent=_INDENT)))
+    source = options.queue_of(queue)
+    records = source.history(message_id, since, until)
+    first = next(records, None)
+    if first is None:
+        of = f"{queue} has recorded nothing"
+        if message_id is not None:
+            # A name may contain control characters of terminals.
+            of += f" of message {message_id!r}"
+            if ids.from_text(message_id) is None:
+                of += "; a message that had this for a key and has ended is found by its id"
+        streams.note(f"{of}.")
+        return Exit.FAILED
+    for record in chain([first], records):
+        state = None if message_id is None else _state(source, record)
+        lines = (_line(record, state), *map(_failed_line, record.failed))
+        wrapped = (line for one in lines for line in screen.wrapped(one, width, indent=_INDENT))
+        screen.result(_told(record, state), "\n".join(wrapped))
     return Exit.OK
 
 
@@ -82,12 +69,8 @@ def _state(source: Queue, record: Record) -> State | None:
     return Whereabouts(home.store, home.clock, home.register).of_record(record)
 
 
-def _where(state: State | None) -> dict[str, object]:
-    told = None if state is None else str(state)
-    return {"state": None if state is None else state.where.value, "told": told}
-
-
-def _told(record: Record) -> dict[str, object]:
+def _told(record: Record, state: State | None) -> dict[str, object]:
+    """A record for programs."""
     return {
         "id": record.id,
         "entered": screen.when(record.entered),
@@ -107,6 +90,8 @@ def _told(record: Record) -> dict[str, object]:
             }
             for one in record.failed
         ],
+        "state": None if state is None else state.where.value,
+        "told": None if state is None else str(state),
     }
 
 
@@ -116,12 +101,16 @@ def _failed_line(one: FailedAttempt) -> str:
     if one.began is not None and one.run_ms is not None:
         clauses += [f"began {screen.when(one.began)},", f"ran {span(one.run_ms)},"]
     clauses.append(f"failed {screen.when(one.ended)}:")
-    line = " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
-    return f"{line} {screen.plain(one.error)}"
+    return f"{_unbroken(clauses)} {screen.plain(one.error)}"
+
+
+def _unbroken(clauses: Iterable[str]) -> str:
+    """Clauses of no-break spaces: a terminal keeps each on one line."""
+    return " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
 
 
 def _line(record: Record, state: State | None) -> str:
-    """A record in clauses of no-break spaces: a terminal keeps each on one line."""
+    """A record, and its present state."""
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
     task = "" if record.task is None else f"{screen.plain(record.task)}, "
     entered = f"{screen.exact(record.id)}: {task}entered {screen.when(record.entered)},"
@@ -136,7 +125,6 @@ def _line(record: Record, state: State | None) -> str:
         ]
     elif state is None:
         clauses.append("not ended")
-    line = " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
     # A long sentence is broken between its words.
-    told = "" if state is None else f" {screen.kept_together(screen.exact(str(state)).plain)}"
-    return line + told
+    told = "" if state is None else f" {screen.kept_together(streams.escaped(str(state)))}"
+    return _unbroken(clauses) + told

@@ -121,16 +121,14 @@ class JobLines:
             lines = [self._line(now_ms, ended) for now_ms, ended in batch]
             if left_out:
                 text = f"{screen.plural(left_out, 'line')} left out: stdout was too slow"
-                click.echo(f"shardq: {text}.", err=True)
+                streams.note(f"{text}.")
             try:
                 self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
                 self._file.flush()
             except OSError as error:
                 self._is_broken = True
-                click.echo(
-                    f"shardq: stdout: {error.strerror}; jobs have no more lines, and are run all "
-                    f"the same.",
-                    err=True,
+                streams.note(
+                    f"stdout: {error.strerror}; jobs have no more lines, and are run all the same."
                 )
                 return
 
@@ -154,8 +152,8 @@ class JobLines:
         tail = ", ".join(more)
         if ended.error:
             tail = f"{tail}: {ended.error}" if tail else ended.error
-        lines = [f"{line}  {screen.exact(tail).plain}".rstrip()]
-        lines += [f"{_INDENT}{screen.exact(one).plain}" for one in ended.traceback.splitlines()]
+        lines = [f"{line}  {streams.escaped(tail)}".rstrip()]
+        lines += [f"{_INDENT}{streams.escaped(one)}" for one in ended.traceback.splitlines()]
         return "\n".join(lines) + "\n"
 
 

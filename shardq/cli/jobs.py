@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import options, recorded, screen, streams
 from shardq.errors import ShardqError, StoreCorrupt, UsageError, shown
 from shardq.model import message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from shardq.model.message import Message
     from shardq.queue import Queue
@@ -27,12 +28,27 @@ _VALUE_MAX = 200
 """How much of an argument is shown, in characters."""
 
 
-def app_of(name: str, url: str | None) -> App:
+task = options.option("--task NAME", "Jobs of this task are put, with --args for a body.")
+arguments = options.option(
+    "--args JSON",
+    "The arguments of --task: an object by name; with --app also a list by position. None where it "
+    "is left out.",
+    name="arguments",
+)
+app = options.option(
+    "--app APP",
+    "The app of --task, app:app say: its arguments are checked, and what is not given here is as "
+    "the task has it, QUEUE too. Where the app names a store, that has the jobs, whatever "
+    "SHARDQ_STORE says.",
+    name="app_name",
+)
+
+
+def app_of(name: str) -> App:
     """The app of a name, with the chosen store.
 
     Args:
         name: `module:attribute`.
-        url: The store that was given to the command.
 
     Raises:
         UsageError: If it cannot be imported, or has a store of its own besides a given one.
@@ -42,7 +58,7 @@ def app_of(name: str, url: str | None) -> App:
     from shardq.tasks import App
     from shardq.tasks.importing import load
 
-    given = options.given_url(url)
+    given = options.given_url()
     if given:
         os.environ[options.STORE_VARIABLE] = given
     app = load(name, App)
@@ -55,9 +71,17 @@ def app_of(name: str, url: str | None) -> App:
     return app
 
 
-def tell_store(app: App) -> None:
-    """Print a note if an app has a store of its own, so that the environment's is not used."""
+@contextmanager
+def opened(name: str) -> Iterator[App]:
+    """The app of a name, which a command puts jobs with. It is open until the command line ends.
+
+    In the end, prints a note if it has a store of its own, so that the environment's is not used.
+    """
     from shardq.stores import store_of
+
+    app = app_of(name)
+    recorded.keep_open(app, lambda: app.connection)
+    yield app
 
     chosen, own = os.environ.get(options.STORE_VARIABLE), _store_of(app)
     if not chosen:
@@ -68,10 +92,9 @@ def tell_store(app: App) -> None:
         # An unused url is no reason to fail.
         is_other = True
     if is_other:
-        click.echo(
-            f"shardq: the app has a store of its own, {own}; {options.STORE_VARIABLE}, which names "
-            f"another, is not used.",
-            err=True,
+        streams.note(
+            f"the app has a store of its own, {own}; {options.STORE_VARIABLE}, which names "
+            f"another, is not used."
         )
 
 
@@ -99,6 +122,20 @@ def arguments_of(text: str | None) -> dict[str, Any] | list[Any]:
             f"{shown(text)}."
         )
     return given
+
+
+def content_of(text: str | None) -> bytes:
+    """The body of a job whose task is not known here, from its arguments given as JSON.
+
+    Raises:
+        click.UsageError: If they are not given by name.
+    """
+    values = arguments_of(text)
+    if not isinstance(values, dict):
+        raise click.UsageError(
+            "--args by position need the names of the arguments; give an object."
+        )
+    return body_of(values)
 
 
 def _refuse_constant(name: str) -> None:

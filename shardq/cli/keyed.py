@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, streams
 from shardq.cli.exits import Exit, exit_of
 from shardq.errors import BadReceipt
 from shardq.inspection.whereabouts import Whereabouts
@@ -30,28 +29,23 @@ _DONE = {"cancel": "cancelled", "move": "moved", "edit": "edited", "forward": "m
 """The past participle of each command, for its result."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq move mail --key order-7 --delay 30m",
-        "shardq move mail --key order-7 --due 2027-01-01T09:00:00+01:00",
-        "shardq move mail 2f6b8e1c 0b1d77aa --delay 0s",
-        "shardq move mail --failed --task app.welcome --delay 0s",
-    )
+@options.command(
+    "shardq move mail --key order-7 --delay 30m",
+    "shardq move mail --key order-7 --due 2027-01-01T09:00:00+01:00",
+    "shardq move mail 2f6b8e1c 0b1d77aa --delay 0s",
+    "shardq move mail --failed --task app.welcome --delay 0s",
 )
 @options.queue
 @options.ids
 @options.keys
-@click.option(
+@options.option(
     "--failed",
-    "of_failed",
-    is_flag=True,
-    help="All messages of QUEUE that have failed and wait for their next attempt.",
+    "All messages of QUEUE that have failed and wait for their next attempt.",
+    name="of_failed",
 )
-@click.option("--task", metavar="NAME", help="Of --failed, the jobs of this task alone.")
+@options.option("--task NAME", "Of --failed, the jobs of this task alone.")
 @options.due
 @options.delay
-@options.store
-@options.as_json
 def move(
     queue: str,
     ids: tuple[str, ...],
@@ -60,9 +54,6 @@ def move(
     task: str | None,
     due: str | None,
     delay: str | None,
-    url: str | None,
-    *,
-    as_json: bool,
 ) -> Exit:
     """Let messages of QUEUE be due at another time; with --delay 0s, now.
 
@@ -80,24 +71,23 @@ def move(
         raise click.UsageError("--task needs --failed.")
     if (due is None) == (delay is None):
         raise click.UsageError("give --due or --delay, one of them.")
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        wanted_ms = asked_ms(ceil_ms(source._home.clock.now_us()), due, delay)
-        wanted, until = moment_of(wanted_ms), iso(wanted_ms)
-        told = Telling(source, "move", as_json=as_json, is_one=len(ids) + len(keys) == 1)
-        for key in keys:
-            told.of_key(key, source.move(key, due=wanted))
-        for name in ids:
-            with told.damaged(name):
-                told.of_id(name, source.move(ids=[name], due=wanted)[name], until)
-        if not of_failed:
-            return told.ended
-        is_any = False
-        for message in _failed(source, task):
-            is_any, receipt = True, message.receipt
-            told.of_id(message.id, source.move(ids=[receipt], due=wanted)[receipt], until)
+    source = options.queue_of(queue)
+    wanted_ms = asked_ms(ceil_ms(source._home.clock.now_us()), due, delay)
+    wanted, until = moment_of(wanted_ms), iso(wanted_ms)
+    told = Telling(source, "move", is_one=len(ids) + len(keys) == 1)
+    for key in keys:
+        told.of_key(key, source.move(key, due=wanted))
+    for name in ids:
+        with told.damaged(name):
+            told.of_id(name, source.move(ids=[name], due=wanted)[name], until)
+    if not of_failed:
+        return told.ended
+    is_any = False
+    for message in _failed(source, task):
+        is_any, receipt = True, message.receipt
+        told.of_id(message.id, source.move(ids=[receipt], due=wanted)[receipt], until)
     if not is_any:
-        click.echo(f"shardq: no message of {queue} waits for its next attempt.", err=True)
+        streams.note(f"no message of {queue} waits for its next attempt.")
     return Exit.OK
 
 
@@ -110,33 +100,20 @@ def _failed(source: Queue, task: str | None) -> Iterator[Message]:
             yield message
 
 
-@click.command(
-    epilog=options.examples(
-        'shardq edit mail --key order-7 --body "your order has been sent"',
-        "shardq edit mail --key order-7 < letter.txt",
-        "shardq edit mail --key order-7 --header kind=reminder --header lang=de",
-    )
+@options.command(
+    'shardq edit mail --key order-7 --body "your order has been sent"',
+    "shardq edit mail --key order-7 < letter.txt",
+    "shardq edit mail --key order-7 --header kind=reminder --header lang=de",
 )
 @options.queue
 @options.key
-@click.option(
-    "--body",
-    metavar="TEXT",
-    help="The new body. `-` reads it from stdin, as where neither it nor --header is given; "
-    "there an empty stdin is an error.",
+@options.option(
+    "--body TEXT",
+    "The new body. `-` reads it from stdin, as where neither it nor --header is given; there "
+    "an empty stdin is an error.",
 )
 @options.headers
-@options.store
-@options.as_json
-def edit(
-    queue: str,
-    key: str | None,
-    body: str | None,
-    headers: tuple[str, ...],
-    url: str | None,
-    *,
-    as_json: bool,
-) -> Exit:
+def edit(queue: str, key: str | None, body: str | None, headers: tuple[str, ...]) -> Exit:
     """Change the message of QUEUE that has a key; its due and its id stay.
 
     A message that waits for its due, for a retry or for a consumer is edited: it does not run as it
@@ -144,27 +121,18 @@ def edit(
     Ends with 21 where no such message has the key, with 22 where it runs now; nothing is changed
     then.
     """
-    named = _needed(key)
-    given = options.headers_of(headers)
-    if body == "-" or (body is None and given is None):
-        content: bytes | None = options.stdin("the body").read()
-        if not content and body is None:
-            # As in a cron job, where a forgotten option would empty the message.
-            raise click.UsageError("give --body or --header, for stdin is empty.")
-    else:
-        content = None if body is None else os.fsencode(body)
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        answer = source.edit(named, body=content, headers=given)
-        told = Telling(source, "edit", as_json=as_json)
-        told.of_key(named, answer)
-        return told.ended
-
-
-def _needed(key: str | None) -> str:
     if key is None:
         raise click.UsageError("give --key: the key of the message.")
-    return key
+    given = options.headers_of(headers)
+    content = None if body is None and given is not None else options.content(body)
+    if content == b"" and body is None:
+        # As in a cron job, where a forgotten option would empty the message.
+        raise click.UsageError("give --body or --header, for stdin is empty.")
+    source = options.queue_of(queue)
+    answer = source.edit(key, body=content, headers=given)
+    told = Telling(source, "edit")
+    told.of_key(key, answer)
+    return told.ended
 
 
 def check_named(ids: Sequence[str], keys: Sequence[str], *, of_failed: bool | None = None) -> None:
@@ -193,11 +161,11 @@ class Telling:
         ended: The exit code of the process: the first one that is not 0.
     """
 
-    def __init__(self, source: Queue, command: str, *, as_json: bool, is_one: bool = True) -> None:
+    def __init__(self, source: Queue, command: str, *, is_one: bool = True) -> None:
         self.ended = Exit.OK
         self._source = source
         self._command = command
-        self._as_json = as_json
+        self._as_json = options.is_json()
         self._is_one = is_one
 
     def of_key(self, key: str, answer: Answer) -> None:
@@ -218,7 +186,7 @@ class Telling:
         if answer is Answer.NOT_THERE and is_cancel:
             why = "nothing to cancel: it has ended, is being delivered, or was never there"
         elif answer is Answer.NOT_THERE:
-            shown = screen.exact(name).plain
+            shown = streams.escaped(name)
             why = f"not {_DONE[self._command]}: {self._source.name} has no message {shown}"
         due = due if answer else None
         self._tell({"id": name, "key": None}, name, answer, due, why)
@@ -233,7 +201,7 @@ class Telling:
         except BadReceipt as error:
             if self._is_one:
                 raise
-            click.echo(f"{screen.exact(name).plain}: {error}", err=True)
+            click.echo(f"{streams.escaped(name)}: {error}", err=True)
             self._end(exit_of(error))
 
     def _tell(
@@ -252,7 +220,7 @@ class Telling:
             text = "it runs now: its handler is asked to stop, and it is not delivered again"
         else:
             text = f"not {done}: it runs now"
-        click.echo(text if self._is_one else f"{screen.exact(name).plain}: {text}")
+        click.echo(text if self._is_one else f"{streams.escaped(name)}: {text}")
 
     def _end(self, code: Exit) -> None:
         if self.ended is Exit.OK:
@@ -262,9 +230,9 @@ class Telling:
 def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
     """Why a command has found no message."""
     if now is not None and now.state == "dead":
-        named = screen.exact(shlex.quote(now.id)).plain
+        named = streams.escaped(shlex.quote(now.id))
         return f"it is dead; `shardq dead {source.name} {named} --redrive` puts it back"
-    return f"{source.name} has no message with key {screen.exact(key).plain}{held(source, key)}"
+    return f"{source.name} has no message with key {streams.escaped(key)}{held(source, key)}"
 
 
 def held(source: Queue, key: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 from rich.cells import cell_len
 from rich.text import Text
 
-from shardq.cli import screen
+from shardq.cli import options, screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_T = TypeVar("_T")
+Row: TypeAlias = "Mapping[str, str | Text]"
+"""The cells of a list by their heads; a text as it is given is never cut."""
 
 _GAP = "  "
 _INDENT = "    "
@@ -19,15 +23,45 @@ _FREE_MIN = 20
 """Columns of a terminal; a text with less room is not worth reading."""
 
 
-def show(heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int) -> None:
+def show_all(
+    found: Sequence[_T],
+    to_json: Callable[[_T], Mapping[str, Any]],
+    to_row: Callable[[_T], Row],
+    *,
+    free: int,
+    empty: str,
+) -> None:
+    """Print things: with `--json` as lines of JSON, otherwise as a list.
+
+    Args:
+        found: The things.
+        to_json: Returns one for programs.
+        to_row: Returns the cells of one.
+        free: How many of the last columns may be cut.
+        empty: The sentence for people if there are none.
+    """
+    if options.is_json():
+        for one in found:
+            screen.print_json(to_json(one))
+    elif found:
+        show([to_row(one) for one in found], free=free)
+    else:
+        click.echo(empty)
+
+
+def show(rows: Sequence[Row], *, free: int) -> None:
     """Print rows under their heads.
 
     Args:
-        heads: The columns' titles; one that begins with `>` holds numbers.
-        rows: A text for each column.
+        rows: The cells by their heads, the same in each row. A head that begins with `>` is of
+            numbers.
         free: How many of the last columns may be cut.
     """
-    print_lines(lines(heads, rows, free=free, width=screen.console().width))
+    cells = [
+        [screen.exact(cell) if isinstance(cell, str) else cell for cell in row.values()]
+        for row in rows
+    ]
+    print_lines(lines(list(rows[0]), cells, free=free, width=screen.console().width))
 
 
 def print_lines(made: Iterable[Text]) -> None:

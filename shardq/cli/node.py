@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from shardq import node as local
-from shardq.cli import options, screen
+from shardq.cli import options, screen, streams
 from shardq.cli.exits import Exit
 
-_directory = click.option(
-    "--directory",
-    metavar="DIR",
+_directory = options.option(
+    "--directory DIR",
+    "Where its data and state are kept. Where not given, a directory of each user's own.",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where its data and state are kept. Where not given, a directory of each user's own.",
 )
 
 
@@ -31,8 +30,8 @@ def node() -> None:
     """
 
 
-@node.command(epilog=options.examples("shardq node start --nodes 3"))
-@options.whole("--nodes", text="Nodes of the cluster.", least=1, most=5, default=1)
+@options.command("shardq node start --nodes 3", of=node, has_store=False, has_json=False)
+@options.option("--nodes N", "Nodes of the cluster.", least=1, most=5, default=1)
 @_directory
 def start(nodes: int, directory: Path | None) -> None:
     """Start Cassandra, wait until it answers, and print its url.
@@ -41,16 +40,14 @@ def start(nodes: int, directory: Path | None) -> None:
     """
     there = local.start(nodes, directory, report=lambda text: click.echo(text, err=True))
     if not there.started:
-        click.echo(
-            f"shardq: {screen.plural(len(there.nodes), 'node')} ran already; `shardq node stop` "
-            f"ends it.",
-            err=True,
+        streams.note(
+            f"{screen.plural(len(there.nodes), 'node')} ran already; `shardq node stop` ends it."
         )
     click.echo(there.url)
 
 
-@node.command(epilog=options.examples("shardq node stop --remove"))
-@click.option("--remove", is_flag=True, help="Remove its data too.")
+@options.command("shardq node stop --remove", of=node, has_store=False, has_json=False)
+@options.option("--remove", "Remove its data too.")
 @_directory
 def stop(directory: Path | None, *, remove: bool) -> None:
     """Stop Cassandra. Its data stays for the next start."""
@@ -58,14 +55,14 @@ def stop(directory: Path | None, *, remove: bool) -> None:
     click.echo(f"stopped {screen.plural(len(ended), 'node')}")
 
 
-@node.command(epilog=options.examples("shardq node status"))
-@click.option("--url", "url_only", is_flag=True, help="Print the store's url alone.")
+@options.command("shardq node status", of=node, has_store=False, has_json=False)
+@options.option("--url", "Print the store's url alone.", name="url_only")
 @_directory
 def status(directory: Path | None, *, url_only: bool) -> Exit:
     """Show which of the nodes answer, and the url. Ends with 15 where none runs."""
     there = local.status(directory)
     if there is None or not there.running:
-        click.echo("shardq: no node runs here; start one with: shardq node start", err=True)
+        streams.note("no node runs here; start one with: shardq node start")
         return Exit.NODE
     if url_only:
         click.echo(there.cluster.url)

@@ -27,48 +27,25 @@ _LOOK_S = 1.0
 """The screen waits no longer than this: queues that were not read by then follow later."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq observe",
-        "shardq observe mail --once",
-        "shardq observe --json | jq '{queue, ready, lag_ms}'",
-    )
+@options.command(
+    "shardq observe",
+    "shardq observe mail --once",
+    "shardq observe --json | jq '{queue, ready, lag_ms}'",
 )
 @click.argument("queues", nargs=-1)
-@click.option("--once", is_flag=True, help="Look once and end.")
-@click.option(
-    "--every",
-    metavar="DURATION",
-    default="1s",
-    show_default=True,
-    help="Time between two looks.",
+@options.option("--once", "Look once and end.")
+@options.option("--every DURATION", "Time between two looks.", default="1s")
+@options.option(
+    "--horizon DURATION", "How far ahead to count what comes due, a day at most.", default="10m"
 )
-@click.option(
-    "--horizon",
-    metavar="DURATION",
-    default="10m",
-    show_default=True,
-    help="How far ahead to count what comes due, a day at most.",
+@options.option(
+    "--metrics [HOST:]PORT",
+    "Show nothing here, but answer Prometheus at http://HOST:PORT/metrics until this is ended: "
+    "for a store whose workers do not. Without HOST, on loopback; port 0 is any that is free.",
+    name="place",
 )
-@click.option(
-    "--metrics",
-    "place",
-    metavar="[HOST:]PORT",
-    help="Show nothing here, but answer Prometheus at http://HOST:PORT/metrics until this is "
-    "ended: for a store whose workers do not. Without HOST, on loopback; port 0 is any that is "
-    "free.",
-)
-@options.store
-@options.as_json
 def observe(
-    *,
-    queues: tuple[str, ...],
-    every: str,
-    horizon: str,
-    place: str | None,
-    url: str | None,
-    once: bool,
-    as_json: bool,
+    *, queues: tuple[str, ...], every: str, horizon: str, place: str | None, once: bool
 ) -> None:
     """Watch QUEUES, or all queues: how they are, who consumes them, who puts. Ctrl-C ends it.
 
@@ -104,52 +81,48 @@ def observe(
     # Triggers of the user's own are importable then; otherwise they would have no firings.
     put_here_on_path()
     if place is not None:
-        if once or as_json:
+        if once or options.is_json():
             raise UsageError("--metrics shows nothing here: leave --once and --json out.")
-        _answer(place, queues, url)
+        _answer(place, queues)
         return
-    with options.connect(url) as db:
-        observer = Observer(db, queues or None, horizon=horizon)
-        to = screen.console()
-        dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
-        if once or not (as_json or to.is_terminal):
-            with screen.progress() as bar:
-                views = observer.look(on_progress=screen.teller(bar))
-            if as_json:
-                _print_json(views, observer)
-            else:
-                screen.show(dashboard.whole(views, to.width, _passed_over(observer)))
-            return
-        try:
-            while as_json:
-                _print_json(observer.look(), observer)
-                db._home.clock.sleep(every_s)
-            with Live(console=to, auto_refresh=False, screen=True, redirect_stdout=False) as live:
-                while True:
-                    views = observer.look(seconds=_LOOK_S, first=dashboard.shown)
-                    over = _passed_over(observer)
-                    live.update(
-                        dashboard.fitted(views, *to.size, over, unseen=observer.unseen),
-                        refresh=True,
-                    )
-                    if not observer.unseen:
-                        db._home.clock.sleep(every_s)
-        except KeyboardInterrupt:
-            return  # the way to end it
+    db = options.connect()
+    observer = Observer(db, queues or None, horizon=horizon)
+    to = screen.console()
+    dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
+    if once or not (options.is_json() or to.is_terminal):
+        with screen.progress() as bar:
+            views = observer.look(on_progress=screen.teller(bar))
+        if options.is_json():
+            _print_json(views, observer)
+        else:
+            screen.show(dashboard.whole(views, to.width, _passed_over(observer)))
+        return
+    try:
+        while options.is_json():
+            _print_json(observer.look(), observer)
+            db._home.clock.sleep(every_s)
+        with Live(console=to, auto_refresh=False, screen=True, redirect_stdout=False) as live:
+            while True:
+                views = observer.look(seconds=_LOOK_S, first=dashboard.shown)
+                over = _passed_over(observer)
+                live.update(
+                    dashboard.fitted(views, *to.size, over, unseen=observer.unseen),
+                    refresh=True,
+                )
+                if not observer.unseen:
+                    db._home.clock.sleep(every_s)
+    except KeyboardInterrupt:
+        return  # the way to end it
 
 
-def _answer(place: str, queues: Sequence[str], url: str | None) -> None:
+def _answer(place: str, queues: Sequence[str]) -> None:
     """Answer Prometheus until Ctrl-C."""
     with ExitStack() as stack:
-        probed = stack.enter_context(closing(Probes(place, None, say=_say)))
-        db = stack.enter_context(options.connect(url))
+        probed = stack.enter_context(closing(Probes(place, None)))
+        db = options.connect()
         probed.begin(lambda: ConsumerVitals(db, ()), probes.of_one(db, queues or None))
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
-
-
-def _say(text: str) -> None:
-    click.echo(f"shardq: {text}", err=True)
 
 
 def _passed_over(observer: Observer) -> dict[str, str]:

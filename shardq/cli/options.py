@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 import shardq
-from shardq.cli import recorded
+from shardq.cli import recorded, streams
 from shardq.errors import StoreUnavailable, UsageError, shown
 from shardq.model import names
 from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
     from typing import BinaryIO, TextIO
 
     from shardq.connection import Connection
+    from shardq.queue import Queue
 
 STORE_VARIABLE = "SHARDQ_STORE"
 _SENTENCE_MAX = 1_000
@@ -57,86 +57,122 @@ class WholeNumber(click.ParamType[int]):
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C", bound=click.Command)
 
 
-def whole(
-    *names: str, text: str, least: int, most: int | None = None, default: int | None = None
+def option(
+    usage: str,
+    text: str,
+    *,
+    name: str | None = None,
+    least: int | None = None,
+    most: int | None = None,
+    multiple: bool = False,
+    **more: Any,
 ) -> Callable[[_F], _F]:
-    """An option for a whole number.
+    """An option, declared as its help shows it.
+
+    A default is shown, unless it is empty. Without a placeholder and a type it is a flag.
 
     Args:
-        names: The option, and its parameter's name.
+        usage: Its names and the placeholder of its value: `-n, --limit N`.
         text: Its help, a sentence.
-        least: The smallest.
-        most: The largest; None without one.
-        default: The number if it is not given; None: there is none.
+        name: Its parameter's name; None: that of the option.
+        least: The smallest whole number. Bounds and default become a part of the help.
+        most: The largest whole number; None without one.
+        multiple: True if it may be repeated.
+        more: Other arguments of `click.option`.
     """
-    kind = WholeNumber(least, most)
-    otherwise = "" if default is None else f", and {default:,} where it is not given"
-    return click.option(
-        *names,
-        metavar="N",
-        type=kind,
-        default=default,
-        help=f"{text} N is {kind.bounds}{otherwise}.",
-    )
+    words = usage.replace(",", "").split()
+    names = [word for word in words if word.startswith("-")]
+    value = words[-1] if len(words) > len(names) else None
+    more["show_default"] = bool(more.get("default"))
+    if least is not None:
+        kind = more["type"] = WholeNumber(least, most)
+        default = more["default"] = more.get("default")
+        more["show_default"] = False
+        otherwise = "" if default is None else f", and {default:,} where it is not given"
+        text = f"{text} N is {kind.bounds}{otherwise}."
+    if multiple:
+        text = f"{text} May be repeated."
+    if value is None and not {"type", "count"} & more.keys():
+        more["is_flag"] = True
+    if name is not None:
+        names.append(name)
+    return click.option(*names, metavar=value, help=text, multiple=multiple, **more)
 
 
-store = click.option(
-    "--store",
-    "url",
-    metavar="URL",
-    help="The store: sqlite:///jobs.db or cassandra://host:9042/keyspace. SHARDQ_STORE names it "
+def together(*added: Callable[[Any], Any]) -> Callable[[_F], _F]:
+    """Several options as one, in the order of the help."""
+
+    def add(function: _F) -> _F:
+        for one in reversed(added):
+            function = one(function)
+        return function
+
+    return add
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Keep the value of an option for the whole command line; an inner command's comes last."""
+    if value:
+        context.meta[f"{__name__}.{parameter.name}"] = value
+
+
+def _kept(name: str) -> Any:
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(f"{__name__}.{name}")
+
+
+kept: dict[str, Any] = {"expose_value": False, "callback": _keep}
+"""Arguments of `option` for a value that no function takes."""
+store = option(
+    "--store URL",
+    "The store: sqlite:///jobs.db or cassandra://host:9042/keyspace. SHARDQ_STORE names it "
     "where this is not given.",
+    **kept,
 )
-as_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON for programs, one object a line."
-)
+as_json = option("--json", "Print JSON for programs, one object a line.", **kept)
 queue = click.argument("queue")
-priority = click.option(
-    "--priority",
-    metavar="N",
+queues = click.argument("queues", nargs=-1)
+priority = option(
+    "--priority N",
+    "Among those due, messages of priority 0 come first. N is 0, where it is not given, to one "
+    "less than the queue's bands.",
     type=int,
     default=0,
-    help="Among those due, messages of priority 0 come first. N is 0, where it is not given, to "
-    "one less than the queue's bands.",
 )
-group = click.option(
-    "--group",
-    metavar="NAME",
-    help="Messages of one group are handled one at a time, in the order of their due.",
+group = option(
+    "--group NAME",
+    "Messages of one group are handled one at a time, in the order of their due.",
 )
-key = click.option("--key", metavar="KEY", help="The message's key.")
-keys = click.option(
-    "--key", "keys", metavar="KEY", multiple=True, help="A message's key. May be repeated."
-)
+key = option("--key KEY", "The message's key.")
+keys = option("--key KEY", "A message's key.", name="keys", multiple=True)
 ids = click.argument("ids", metavar="[ID|RECEIPT]...", nargs=-1)
-due = click.option(
-    "--due",
-    metavar="TIME",
-    help="When it is due: ISO 8601 with a zone, such as 2027-01-01T09:00:00+01:00. A time in the "
-    "past is now.",
+due = option(
+    "--due TIME",
+    "When it is due: ISO 8601 with a zone, such as 2027-01-01T09:00:00+01:00. A time in the past "
+    "is now.",
 )
-delay = click.option(
-    "--delay", metavar="DURATION", help="Instead of --due, how long from now: 90s, 1h30m, PT5M."
-)
-headers = click.option(
-    "--header",
-    "headers",
-    metavar="NAME=VALUE",
+delay = option("--delay DURATION", "Instead of --due, how long from now: 90s, 1h30m, PT5M.")
+headers = option(
+    "--header NAME=VALUE",
+    "A name and a text that travel with the body.",
+    name="headers",
     multiple=True,
-    help="A name and a text that travel with the body. May be repeated.",
 )
-since = click.option(
-    "--since",
-    metavar="TIME|DURATION",
-    help="Only what entered from this time on, or at most so long ago.",
+since = option(
+    "--since TIME|DURATION", "Only what entered from this time on, or at most so long ago."
 )
-until = click.option(
-    "--until",
-    metavar="TIME|DURATION",
-    help="Only what entered before this time, or longer ago than this.",
+until = option(
+    "--until TIME|DURATION", "Only what entered before this time, or longer ago than this."
 )
+task = option("--task NAME", "Only the jobs of this task.")
+
+
+def is_json() -> bool:
+    """True if output is for programs: `--json`. Ask in the thread of the command."""
+    return bool(_kept("json"))
 
 
 class CommandGroup(click.Group):
@@ -177,13 +213,60 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def store_url(url: str | None) -> str:
+def command(
+    *lines: str,
+    of: click.Group | None = None,
+    name: str | None = None,
+    has_store: bool = True,
+    has_json: bool = True,
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function.
+
+    Args:
+        lines: Examples of its use.
+        of: The command that it belongs to; None: `shardq` itself.
+        name: Its name; None: that of the function.
+        has_store: True for the option `--store`.
+        has_json: True for the option `--json`.
+    """
+    declared = (click.command if of is None else of.command)(name, epilog=examples(*lines))
+
+    def declare(function: Callable[..., Any]) -> click.Command:
+        return _completed(declared(function), has_store=has_store, has_json=has_json)
+
+    return declare
+
+
+def command_group(
+    *lines: str, of: click.Group | None = None, has_store: bool = False, **more: Any
+) -> Callable[[Callable[..., Any]], click.Group]:
+    """Make a command of commands of a function; arguments are those of `command` and of click."""
+    declared = (click.group if of is None else of.group)(
+        cls=CommandGroup, epilog=examples(*lines), **more
+    )
+
+    def declare(function: Callable[..., Any]) -> click.Group:
+        return _completed(declared(function), has_store=has_store, has_json=has_store)
+
+    return declare
+
+
+def _completed(made: _C, *, has_store: bool, has_json: bool) -> _C:
+    """Add the last options of a command."""
+    if has_store:
+        store(made)
+    if has_json:
+        as_json(made)
+    return made
+
+
+def store_url() -> str:
     """The store's url: the command's option, else that of `shardq`, else `SHARDQ_STORE`.
 
     Raises:
         UsageError: If none is given.
     """
-    chosen = given_url(url) or os.environ.get(STORE_VARIABLE)
+    chosen = given_url() or os.environ.get(STORE_VARIABLE)
     if not chosen:
         raise UsageError(
             "no store is given; add --store sqlite:///jobs.db, or set SHARDQ_STORE once: "
@@ -192,20 +275,17 @@ def store_url(url: str | None) -> str:
     return chosen
 
 
-def given_url(url: str | None) -> str | None:
+def given_url() -> str | None:
     """The url given as an option of the command or of a group above it."""
-    context: click.Context | None = click.get_current_context()
-    while context is not None and not url:
-        url = context.params.get("url") or context.params.get("store")
-        context = context.parent
+    url: str | None = _kept("store")
     return url
 
 
-def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[Connection]:
-    """A connection to the chosen store; see `recorded.kept`.
+def connect(url: str | None = None, *, makes: bool = False) -> Connection:
+    """Connect to the chosen store, until the command line ends.
 
     Args:
-        url: The command's option.
+        url: The store; None: the chosen one.
         makes: True to make a SQLite file that does not exist. A command that only reads must not:
             for a mistyped name an empty store would report that all is well.
 
@@ -214,7 +294,7 @@ def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[C
         StoreUnavailable: If it is a SQLite file that does not exist, and is not made.
         ShardqError: If it cannot be opened.
     """
-    chosen = store_url(url)
+    chosen = url or store_url()
     if not makes and chosen.startswith("sqlite:"):
         from shardq.stores.sqlite import SqliteStore
 
@@ -226,7 +306,26 @@ def connect(url: str | None, *, makes: bool = False) -> AbstractContextManager[C
             )
     db = shardq.connect(chosen)
     tell_memory(db.url_shown)
-    return recorded.kept(db, lambda one: one)
+    recorded.keep_open(db, lambda: db)
+    return db
+
+
+def queue_of(name: str) -> Queue:
+    """A queue of the chosen store, as `connect` opens it.
+
+    Raises:
+        UnknownQueue: If it does not exist.
+    """
+    return connect().queue(name, create=False)
+
+
+def content(body: str | None) -> bytes:
+    """The bytes of a body: those of the argument, whatever the locale made of them, or stdin's.
+
+    Args:
+        body: The argument; None and `-` are stdin.
+    """
+    return stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
 
 
 def tell_memory(shown: str) -> None:
@@ -236,10 +335,9 @@ def tell_memory(shown: str) -> None:
         shown: The store's url, as a connection shows it.
     """
     if shown == "sqlite://":
-        click.echo(
-            "shardq: store sqlite:// is in the memory of this process: no other can put there, and "
-            "it is gone when this one ends; use a file, sqlite:///jobs.db.",
-            err=True,
+        streams.note(
+            "store sqlite:// is in the memory of this process: no other can put there, and it is "
+            "gone when this one ends; use a file, sqlite:///jobs.db."
         )
 
 
@@ -272,5 +370,5 @@ def stdin(what: str) -> BinaryIO:
     if stream is None:
         raise UsageError(f"stdin is closed, so {what} cannot be read from it.")
     if stream.isatty():
-        click.echo(f"shardq: reading {what} from the terminal; end it with Ctrl-D.", err=True)
+        streams.note(f"reading {what} from the terminal; end it with Ctrl-D.")
     return stream.buffer

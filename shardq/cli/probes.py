@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from shardq.cli import options, streams
 from shardq.health.beat import Beat, systemd
 from shardq.health.page import HealthPage, place_of
 from shardq.tasks import line as lines
@@ -21,18 +20,14 @@ if TYPE_CHECKING:
     from shardq.metrics.exporter import Read
     from shardq.tasks.line import ProcessLine
 
-metrics = click.option(
-    "--metrics",
-    "metrics",
-    metavar="[HOST:]PORT",
-    help="Answer Prometheus at http://HOST:PORT/metrics, of all processes together, and /livez and "
+metrics = options.option(
+    "--metrics [HOST:]PORT",
+    "Answer Prometheus at http://HOST:PORT/metrics, of all processes together, and /livez and "
     "/readyz there too. Without HOST, on loopback; port 0 is any that is free.",
 )
-health = click.option(
-    "--health",
-    "health",
-    metavar="[HOST:]PORT|FILE",
-    help="Answer /livez and /readyz at http://HOST:PORT, or touch FILE each second while live. "
+health = options.option(
+    "--health [HOST:]PORT|FILE",
+    "Answer /livez and /readyz at http://HOST:PORT, or touch FILE each second while live. "
     "Live is a process whose loops turn, however busy its threads are. Ready is one whose store "
     "answers within 1 s, and that is not about to end.",
 )
@@ -47,19 +42,15 @@ class Probes:
     Args:
         metrics: The value of `--metrics`.
         health: The value of `--health`.
-        say: Prints a sentence.
 
     Raises:
         UsageError: If a place cannot be used.
         MissingExtra: If metrics are asked for, and prometheus-client is not installed.
     """
 
-    def __init__(
-        self, metrics: str | None, health: str | None, *, say: Callable[[str], object]
-    ) -> None:
+    def __init__(self, metrics: str | None, health: str | None) -> None:
         if metrics is not None:
             import shardq.metrics  # noqa: F401 - for its error, before a port is taken
-        self._say = say
         self._tell = systemd()
         self._beat: Beat | None = None
         self._file: Path | None = None
@@ -100,7 +91,7 @@ class Probes:
             page.add_vitals(vitals)
             page.start()
             shown = "/metrics" if page is self._metrics else "/livez and /readyz"
-            self._say(f"answers {shown} at {page.url}.")
+            streams.note(f"answers {shown} at {page.url}.")
         if self._file is not None or self._tell is not None:
             self._beat = Beat(vitals, file=self._file, tell=self._tell)
             self._beat.start()

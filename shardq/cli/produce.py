@@ -50,74 +50,52 @@ _OF_A_RATE = ("delay", "count", "body")
 """Options that are only valid for one of the two ways: a file, or a rate."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq produce mail --from mail.jsonl.gz --due-field at --speed 3600",
-        "shardq produce mail --from - --speed 1e6 --lead 5s < mail.jsonl.gz",
-        "shardq produce mail --from orders.jsonl --key-field order",
-        "shardq produce mail --rate 10 --delay 60s --count 1000",
-    )
+@options.command(
+    "shardq produce mail --from mail.jsonl.gz --due-field at --speed 3600",
+    "shardq produce mail --from - --speed 1e6 --lead 5s < mail.jsonl.gz",
+    "shardq produce mail --from orders.jsonl --key-field order",
+    "shardq produce mail --rate 10 --delay 60s --count 1000",
 )
 @options.queue
-@click.option(
-    "--from",
-    "path",
-    metavar="FILE",
+@options.option(
+    "--from FILE",
+    "Replay these JSON Lines, plain or gzipped: each line is one message. - is stdin.",
+    name="path",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Replay these JSON Lines, plain or gzipped: each line is one message. - is stdin.",
 )
-@click.option(
-    "--due-field",
-    metavar="NAME",
-    default="at",
-    show_default=True,
-    help="The field that holds each line's time.",
+@options.option("--due-field NAME", "The field that holds each line's time.", default="at")
+@options.option(
+    "--key-field NAME",
+    "The field that holds each line's key, a text or a whole number. A line whose key is "
+    "taken, by a message or by --unique-for of one, is not put: so a file can be replayed "
+    "again.",
 )
-@click.option(
-    "--key-field",
-    metavar="NAME",
-    help="The field that holds each line's key, a text or a whole number. A line whose key is "
-    "taken, by a message or by --unique-for of one, is not put: so a file can be replayed again.",
-)
-@click.option(
-    "--speed",
-    metavar="FACTOR",
+@options.option(
+    "--speed FACTOR",
+    "Divides the gaps between lines: 60 makes a second of a minute.",
     type=float,
     default=1.0,
-    show_default=True,
-    help="Divides the gaps between lines: 60 makes a second of a minute.",
 )
-@click.option("--start", metavar="TIME", help="When the first line is due; now if it is not given.")
-@options.whole("--limit", text="Take only the first N lines.", least=1, most=_LIMIT_MAX)
-@click.option(
-    "--part",
-    metavar="I/N",
-    help="Take every N-th line from the I-th on, so that N producers share a file.",
+@options.option("--start TIME", "When the first line is due; now if it is not given.")
+@options.option("--limit N", "Take only the first N lines.", least=1, most=_LIMIT_MAX)
+@options.option(
+    "--part I/N", "Take every N-th line from the I-th on, so that N producers share a file."
 )
-@click.option(
-    "--lead",
-    metavar="DURATION",
-    help="Put each line this long before it is due, instead of at once. The lines must be sorted "
-    "by their due: one that is due longer than this before a line above it is put late, and the "
+@options.option(
+    "--lead DURATION",
+    "Put each line this long before it is due, instead of at once. The lines must be sorted by "
+    "their due: one that is due longer than this before a line above it is put late, and the "
     "end says how many were.",
 )
-@click.option("--rate", type=float, metavar="R", help="Without a file: put R messages a second.")
-@click.option(
-    "--delay",
-    metavar="DURATION",
-    default="0s",
-    show_default=True,
-    help="With --rate: how long after its put each message is due.",
+@options.option("--rate R", "Without a file: put R messages a second.", type=float)
+@options.option(
+    "--delay DURATION", "With --rate: how long after its put each message is due.", default="0s"
 )
-@options.whole("--count", text="With --rate: stop after N messages.", least=1)
-@click.option(
-    "--body", metavar="TEXT", help="With --rate: each message's body; its number if not given."
-)
+@options.option("--count N", "With --rate: stop after N messages.", least=1)
+@options.option("--body TEXT", "With --rate: each message's body; its number if not given.")
 @options.priority
 @options.group
 @options.headers
-@options.store
-@options.as_json
 def produce(
     *,
     queue: str,
@@ -136,8 +114,6 @@ def produce(
     priority: int,
     group: str | None,
     headers: tuple[str, ...],
-    url: str | None,
-    as_json: bool,
 ) -> Exit:
     """Put many messages into QUEUE: a file's lines, each due as it happened, or R a second.
 
@@ -165,7 +141,7 @@ def produce(
     with ExitStack() as stack:
         # Before signals are caught, because this waits for a pipe's writer.
         source = None if path is None else stack.enter_context(_opened(path))
-        db = stack.enter_context(options.connect(url, makes=True))
+        db = options.connect(makes=True)
         clock = db._home.clock
         writer = _ChunkWriter(db.queue(queue), clock, shared)
         writer.bar = stack.enter_context(screen.progress())
@@ -189,15 +165,14 @@ def produce(
             writer.tell(error)
             raise
     if writer.late:
-        click.echo(
-            f"shardq: {screen.plural(writer.late, 'line')} came after a line that is due later by "
+        streams.note(
+            f"{screen.plural(writer.late, 'line')} came after a line that is due later by "
             f"more than --lead, and so up to {screen.span(writer.latest_ms)} late; sort the file "
-            f"by its due, or raise --lead.",
-            err=True,
+            f"by its due, or raise --lead."
         )
     put = screen.plural(writer.put, "message")
     with streams.saying(f"Stored: {put}."):
-        if as_json:
+        if options.is_json():
             told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
             screen.print_json(told | {"put_late": writer.late, "kept": writer.kept})
         else:
@@ -209,7 +184,7 @@ def produce(
         return Exit.OK
     name = signal.Signals(caught[0]).name
     stored = "" if path is None else ", with every whole line stored that was read"
-    click.echo(f"shardq: ended by {name}{stored}.", err=True)
+    streams.note(f"ended by {name}{stored}.")
     return Exit.INTERRUPTED if caught[0] == signal.SIGINT else Exit.TERMINATED
 
 

@@ -81,26 +81,22 @@ def _lanes(settings: Settings) -> str:
     return f"auto ({count})" if settings.lanes_auto else count
 
 
-def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _settings(*, of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Options for a queue's settings; settings that are fixed at creation only if it is made."""
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for name, text in reversed(_SETTINGS.items()):
-            if _is_fixed(name) and not of_creation:
-                continue
-            said: dict[str, Any] = {"help": text}
-            if of_creation:
-                fixed = "; fixed from then on" if _is_fixed(name) else ""
-                said["help"] = f"{text} Default: {_default(name)}{fixed}."
-            if form := _choice(name).form:
-                kind = _number_or_word if form.startswith("N|") else {"N": int}.get(form, str)
-                said |= {"metavar": form, "type": kind}
-            else:
-                said |= {"is_flag": True, "default": None}
-            command = click.option(f"--{name}", **said)(command)
-        return command
-
-    return add
+    added = []
+    for name, text in _SETTINGS.items():
+        if _is_fixed(name) and not of_creation:
+            continue
+        form, said = _choice(name).form, text
+        if of_creation:
+            fixed = "; fixed from then on" if _is_fixed(name) else ""
+            said = f"{text} Default: {_default(name)}{fixed}."
+        kind: dict[str, Any] = {"default": None}
+        if form:
+            number = _number_or_word if form.startswith("N|") else {"N": int}.get(form, str)
+            kind["type"] = number
+        added.append(options.option(f"--{name} {form or ''}", said, **kind))
+    return options.together(*added)
 
 
 def _number_or_word(text: str) -> int | str:
@@ -111,63 +107,59 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-@click.group(
-    cls=options.CommandGroup,
+@options.command_group(
+    "shardq queues",
+    "shardq queues create mail --lanes 8 --bands 3",
+    "shardq queues show mail",
+    "shardq queues alter mail --lanes 3 --attempts 10",
+    "shardq queues purge mail --yes",
+    has_store=True,
     invoke_without_command=True,
-    epilog=options.examples(
-        "shardq queues",
-        "shardq queues create mail --lanes 8 --bands 3",
-        "shardq queues show mail",
-        "shardq queues alter mail --lanes 3 --attempts 10",
-        "shardq queues purge mail --yes",
-    ),
 )
-@options.store
-@options.as_json
 @click.pass_context
-def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
+def queues(context: click.Context) -> None:
     """List all queues, or do something with one: see the commands below."""
     if context.invoked_subcommand is not None:
         return
-    with options.connect(url) as db:
-        opened = db._home.open_all()
-        rows = []
-        failed = {}
-        with screen.progress() as bar:
-            tell = screen.teller(bar)
-            looked = db._home.side_by_side(partial(_counted, opened), opened)
-            for number, (name, one) in enumerate(zip(opened, looked, strict=True), 1):
-                tell("queues", number, len(opened))
-                if isinstance(one, ShardqError):
-                    is_newer = isinstance(one, SchemaNewer)
-                    failed[name] = "needs a newer shardq" if is_newer else "damaged"
-                elif not as_json:
-                    rows.append(one)
-                if as_json:
-                    # Each as soon as it is known.
-                    screen.print_json(_told(name, one))
-        if as_json:
-            return
-        is_wide = screen.console().width >= _WIDE
-        heads = "queue", ">ready", ">waiting", ">in flight", ">late p50/p99", ">in the day"
-        columns = (*heads[: None if is_wide else -1], ">lanes", ">bands", "state")
-        made = screen.table(*columns)
-        for queue, depth, late, schedules in rows:
-            made.add_row(
-                queue.name,
-                f"{depth.ready:,}",
-                f"{depth.waiting:,}",
-                f"{depth.in_flight:,}",
-                *map(screen.quantiles, late if is_wide else late[:1]),
-                _lanes(queue.settings),
-                f"{queue.settings.bands:,}",
-                ", ".join(_state(queue, schedules)),
-            )
-        for name, state in failed.items():
-            made.add_row(name, *"-" * (len(columns) - 2), state)
-        screen.show(made if rows or failed else screen.no_queues(db.url_shown))
-        if failed:
-            click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
+    db = options.connect()
+    opened = db._home.open_all()
+    rows = []
+    failed = {}
+    with screen.progress() as bar:
+        tell = screen.teller(bar)
+        looked = db._home.side_by_side(partial(_counted, opened), opened)
+        for number, (name, one) in enumerate(zip(opened, looked, strict=True), 1):
+            tell("queues", number, len(opened))
+            if isinstance(one, ShardqError):
+                is_newer = isinstance(one, SchemaNewer)
+                failed[name] = "needs a newer shardq" if is_newer else "damaged"
+            elif not options.is_json():
+                rows.append(one)
+            if options.is_json():
+                # Each as soon as it is known.
+                screen.print_json(_told(name, one))
+    if options.is_json():
+        return
+    is_wide = screen.console().width >= _WIDE
+    heads = "queue", ">ready", ">waiting", ">in flight", ">late p50/p99", ">in the day"
+    columns = (*heads[: None if is_wide else -1], ">lanes", ">bands", "state")
+    made = screen.table(*columns)
+    for queue, depth, late, schedules in rows:
+        made.add_row(
+            queue.name,
+            f"{depth.ready:,}",
+            f"{depth.waiting:,}",
+            f"{depth.in_flight:,}",
+            *map(screen.quantiles, late if is_wide else late[:1]),
+            _lanes(queue.settings),
+            f"{queue.settings.bands:,}",
+            ", ".join(_state(queue, schedules)),
+        )
+    for name, state in failed.items():
+        made.add_row(name, *"-" * (len(columns) - 2), state)
+    screen.show(made if rows or failed else screen.no_queues(db.url_shown))
+    if failed:
+        click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
 
 
 def _state(queue: Queue, schedules: int) -> Iterator[str]:
@@ -213,38 +205,36 @@ def _told(name: str, one: _Counted | ShardqError) -> dict[str, Any]:
     }
 
 
-@queues.command(
-    epilog=options.examples(
-        "shardq queues show mail", "shardq queues show mail --json | jq .settings.lanes.value"
-    )
+@options.command(
+    "shardq queues show mail",
+    "shardq queues show mail --json | jq .settings.lanes.value",
+    of=queues,
 )
 @options.queue
-@options.store
-@options.as_json
-def show(queue: str, url: str | None, *, as_json: bool) -> None:
+def show(queue: str) -> None:
     """Show every setting of QUEUE with its default, and what else is known of it."""
-    with options.connect(url) as db:
-        shown = db.queue(queue, create=False)
-        settings = shown.settings
-        if as_json:
-            screen.print_json(_described(shown))
-            return
-        click.echo(f"{shown.name} in {db.url_shown}")
-        for line in _facts(settings):
-            click.echo(f"  {line}")
-        if count := len(shown.schedules):
-            told = screen.plural(count, "schedule")
-            click.echo(f"  has {told}: see `shardq schedule list {shown.name}`")
-        click.echo()
-        made = screen.table("setting", ">value", ">default", "", "what it is")
-        for option, text in _SETTINGS.items():
-            value = model.text_of(settings, option.replace("-", "_"))
-            fixed = "fixed" if _is_fixed(option) else ""
-            made.add_row(option, value, _default(option, shown.name), fixed, text)
-        screen.show(made)
-        click.echo()
-        click.echo("Fixed ones hold from a queue's creation on; change others with:")
-        click.echo(f"  shardq queues alter {shown.name} --attempts 10")
+    db = options.connect()
+    shown = db.queue(queue, create=False)
+    settings = shown.settings
+    if options.is_json():
+        screen.print_json(_described(shown))
+        return
+    click.echo(f"{shown.name} in {db.url_shown}")
+    for line in _facts(settings):
+        click.echo(f"  {line}")
+    if count := len(shown.schedules):
+        told = screen.plural(count, "schedule")
+        click.echo(f"  has {told}: see `shardq schedule list {shown.name}`")
+    click.echo()
+    made = screen.table("setting", ">value", ">default", "", "what it is")
+    for option, text in _SETTINGS.items():
+        value = model.text_of(settings, option.replace("-", "_"))
+        fixed = "fixed" if _is_fixed(option) else ""
+        made.add_row(option, value, _default(option, shown.name), fixed, text)
+    screen.show(made)
+    click.echo()
+    click.echo("Fixed ones hold from a queue's creation on; change others with:")
+    click.echo(f"  shardq queues alter {shown.name} --attempts 10")
 
 
 def _facts(settings: Settings) -> list[str]:
@@ -312,101 +302,89 @@ def _described(queue: Queue) -> dict[str, Any]:
     }
 
 
-@queues.command(
-    epilog=options.examples("shardq queues create mail --lanes 8 --bands 3 --attempts 10")
+@options.command(
+    "shardq queues create mail --lanes 8 --bands 3 --attempts 10", of=queues, has_json=False
 )
 @options.queue
 @_settings(of_creation=True)
-@options.store
-def create(queue: str, url: str | None, **settings: Any) -> None:
+def create(queue: str, **settings: Any) -> None:
     """Create QUEUE with these settings. Doing so again changes nothing."""
-    with options.connect(url, makes=True) as db:
-        made = db.queue(queue, **_given(settings))
-        lanes = screen.plural(made.settings.lanes_written, "lane")
-        how = " (auto)" if made.settings.lanes_auto else ""
-        bands = screen.plural(made.settings.bands, "band")
-        click.echo(f"{made.name}: {lanes}{how}, {bands}")
+    made = options.connect(makes=True).queue(queue, **_given(settings))
+    lanes = screen.plural(made.settings.lanes_written, "lane")
+    how = " (auto)" if made.settings.lanes_auto else ""
+    bands = screen.plural(made.settings.bands, "band")
+    click.echo(f"{made.name}: {lanes}{how}, {bands}")
 
 
-@queues.command(
-    epilog=options.examples(
-        "shardq queues alter mail --lanes 8",
-        "shardq queues alter mail --attempts 10 --backoff 5s",
-        "shardq queues alter mail --history 7d",
-    )
+@options.command(
+    "shardq queues alter mail --lanes 8",
+    "shardq queues alter mail --attempts 10 --backoff 5s",
+    "shardq queues alter mail --history 7d",
+    of=queues,
+    has_json=False,
 )
 @options.queue
 @_settings(of_creation=False)
-@options.store
-def alter(queue: str, url: str | None, **settings: Any) -> None:
+def alter(queue: str, **settings: Any) -> None:
     """Change settings of QUEUE while it runs. Its consumers follow within 5 s."""
     given = _given(settings)
     if not given:
         raise click.UsageError("give at least one setting to change.")
-    with options.connect(url) as db:
-        altered = db.queue(queue, create=False)
-        altered.alter(**given)
-        click.echo(f"{queue}: changed {', '.join(sorted(given))}")
-        if "history" in given and altered.settings.history_ms:
-            whole = screen.when(moment_of(altered.settings.history_from_ms))
-            click.echo(f"{queue}: its history is whole for what enters from {whole} on")
+    altered = options.queue_of(queue)
+    altered.alter(**given)
+    click.echo(f"{queue}: changed {', '.join(sorted(given))}")
+    if "history" in given and altered.settings.history_ms:
+        whole = screen.when(moment_of(altered.settings.history_from_ms))
+        click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
-@queues.command(epilog=options.examples("shardq queues pause mail"))
+@options.command("shardq queues pause mail", of=queues, has_json=False)
 @options.queue
-@options.store
-def pause(queue: str, url: str | None) -> None:
+def pause(queue: str) -> None:
     """Hold back all deliveries of QUEUE. Messages can still be put."""
-    with options.connect(url) as db:
-        db.queue(queue, create=False).pause()
-        click.echo(f"{queue}: paused")
+    options.queue_of(queue).pause()
+    click.echo(f"{queue}: paused")
 
 
-@queues.command(epilog=options.examples("shardq queues resume mail"))
+@options.command("shardq queues resume mail", of=queues, has_json=False)
 @options.queue
-@options.store
-def resume(queue: str, url: str | None) -> None:
+def resume(queue: str) -> None:
     """Deliver QUEUE again. What came due in the meantime comes first."""
-    with options.connect(url) as db:
-        db.queue(queue, create=False).resume()
-        click.echo(f"{queue}: resumed")
+    options.queue_of(queue).resume()
+    click.echo(f"{queue}: resumed")
 
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask first.")
+_yes = options.option("--yes", "Do not ask first.")
 
 
-@queues.command(epilog=options.examples("shardq queues purge mail --yes"))
+@options.command("shardq queues purge mail --yes", of=queues, has_json=False)
 @options.queue
 @_yes
-@options.store
-def purge(queue: str, url: str | None, *, yes: bool) -> None:
+def purge(queue: str, *, yes: bool) -> None:
     """Delete all messages that have entered QUEUE until now, however far their due.
 
     Its schedules stay, and go on putting messages.
     """
-    with options.connect(url) as db:
-        target = db.queue(queue, create=False)
-        schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
-        sure(f"delete all messages of {queue}", yes=yes)
-        target.purge()
-        click.echo(f"{queue}: purged; within 5s no older message is delivered any more")
-        if schedules:
-            click.echo(f"{queue}: {schedules} as before; see `shardq schedule list {queue}`")
+    target = options.queue_of(queue)
+    schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
+    sure(f"delete all messages of {queue}", yes=yes)
+    target.purge()
+    click.echo(f"{queue}: purged; within 5s no older message is delivered any more")
+    if schedules:
+        click.echo(f"{queue}: {schedules} as before; see `shardq schedule list {queue}`")
 
 
-@queues.command(epilog=options.examples("shardq queues drop mail --yes"))
+@options.command("shardq queues drop mail --yes", of=queues, has_json=False)
 @options.queue
 @_yes
-@options.store
-def drop(queue: str, url: str | None, *, yes: bool) -> None:
+def drop(queue: str, *, yes: bool) -> None:
     """Delete QUEUE, all its messages and all its schedules."""
-    with options.connect(url) as db:
-        target = db.queue(queue, create=False)
-        schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
-        with_them = f" and its {schedules}" if schedules else ""
-        sure(f"drop {queue} with all its messages{with_them}", yes=yes)
-        target.drop()
-        click.echo(f"{queue}: dropped{f', with {schedules}' if schedules else ''}")
+    target = options.queue_of(queue)
+    schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
+    with_them = f" and its {schedules}" if schedules else ""
+    sure(f"drop {queue} with all its messages{with_them}", yes=yes)
+    target.drop()
+    click.echo(f"{queue}: dropped{f', with {schedules}' if schedules else ''}")
 
 
 def sure(what: str, *, yes: bool) -> None:

@@ -1,8 +1,8 @@
 """Records commands that make, change or remove something: here, so that no command does so itself.
 
 ```
- command ──► options.connect: is it in COMMANDS? ──► the connection stays open to its end
-                                                     └─► outcome known ──► actions ──► close
+ command ──► options.connect: is it in COMMANDS? ──► noted ──► outcome known ──► actions
+                            └──► the connection stays open until the command line ends
 ```
 
 A command that was not begun is not recorded: wrong usage, a refused confirmation, or a store that
@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -108,43 +107,34 @@ COMMANDS: dict[
 
 
 @dataclass(slots=True)
-class _Open(Generic[T]):
-    """A recorded command whose connection is open.
+class _Begun:
+    """A command that is to be recorded.
 
     Attributes:
         what: Its action.
         about: Its object.
-        opened: The object with its connection.
-        db_of: Returns the connection of that object.
+        db_of: Returns its connection, which is still open when the command has ended.
     """
 
     what: What
     about: str
-    opened: T
-    db_of: Callable[[T], Connection]
+    db_of: Callable[[], Connection]
 
 
-def kept(
-    opened: AbstractContextManager[T], db_of: Callable[[T], Connection]
-) -> AbstractContextManager[T]:
-    """The connection of a command; if the command is recorded, it stays open until that is done.
+def keep_open(opened: AbstractContextManager[Any], db_of: Callable[[], Connection]) -> None:
+    """Keep what a command has opened until the command line ends; note if it is to be recorded.
 
     Args:
-        opened: The object that the command opens.
-        db_of: Returns the connection of its value.
+        opened: What the command opened: a connection, or an app.
+        db_of: Returns the connection.
     """
     context = click.get_current_context()
-    found = COMMANDS.get(_words(context))
-    if found is None:
-        return opened
-    what, about = found
-    chosen = what if isinstance(what, What) else what(context.params)
-    if chosen is None:
-        return opened
     root = context.find_root()
-    value = root.with_resource(opened)
-    root.meta[_META] = _Open(chosen, about(context.params), value, db_of)
-    return nullcontext(value)
+    root.with_resource(opened)
+    what, about = COMMANDS.get(_words(context), (None, None))
+    chosen = what(context.params) if callable(what) else what
+    if chosen is not None and about is not None:
+        root.meta[_META] = _Begun(chosen, about(context.params), db_of)
 
 
 def refine(about: str) -> None:
@@ -176,7 +166,7 @@ def carried_out(root: click.Context, command: Callable[[], T]) -> T:
 def _record(root: click.Context, outcome: str) -> None:
     found = root.meta.get(_META)
     if found is not None:
-        home = found.db_of(found.opened)._home
+        home = found.db_of()._home
         actions = Actions(home.store, home.clock)
         actions.record(user(), _VIA, found.what, found.about, outcome)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,13 +11,12 @@ from shardq.cli import (
     jobs,
     listing,
     options,
-    recorded,
     schedulelines,
     scheduling,
     screen,
     streams,
 )
-from shardq.cli.messages import stored_json
+from shardq.cli.messages import tell_put
 from shardq.clock import SystemClock
 from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
 from shardq.model.names import is_dead_queue
@@ -40,14 +38,11 @@ if TYPE_CHECKING:
     from shardq.schedules.schedule import Schedule
 
 
-@click.group(
-    cls=options.CommandGroup,
-    epilog=options.examples(
-        'shardq schedule add mail nightly go --cron "0 3 * * *" --tz Europe/Berlin',
-        "shardq schedule list",
-        "shardq schedule preview mail nightly",
-        "shardq schedule pause mail nightly",
-    ),
+@options.command_group(
+    'shardq schedule add mail nightly go --cron "0 3 * * *" --tz Europe/Berlin',
+    "shardq schedule list",
+    "shardq schedule preview mail nightly",
+    "shardq schedule pause mail nightly",
 )
 def schedule() -> None:
     """Put messages or jobs again and again, by schedules: see the commands below.
@@ -59,50 +54,28 @@ def schedule() -> None:
 
 # Making -------------------------------------------------------------------------------------------
 
-_task = click.option("--task", metavar="NAME", help="It puts jobs of this task, with --args.")
-_arguments = click.option(
-    "--args",
-    "arguments",
-    metavar="JSON",
-    help="The arguments of the task: an object by name; with --app also a list by position.",
-)
 
-
-@schedule.command(
-    epilog=options.examples(
-        'shardq schedule add mail nightly go --cron "0 3 * * *" --tz Europe/Berlin',
-        "shardq schedule add mail heartbeat ping --every 15m --missed skip",
-        """shardq schedule add crm sync --every 1h --task app.sync --args '{"all": 1}'""",
-        "shardq schedule add sync --every 1h --app app:app --task app.sync",
-    )
+@options.command(
+    'shardq schedule add mail nightly go --cron "0 3 * * *" --tz Europe/Berlin',
+    "shardq schedule add mail heartbeat ping --every 15m --missed skip",
+    """shardq schedule add crm sync --every 1h --task app.sync --args '{"all": 1}'""",
+    "shardq schedule add sync --every 1h --app app:app --task app.sync",
+    of=schedule,
 )
 @click.argument("words", metavar="QUEUE NAME [BODY]", nargs=-1)
 @scheduling.trigger
-@click.option(
-    "--at-start", is_flag=True, help="With --every: it fires at once, and then after each interval."
-)
+@options.option("--at-start", "With --every: it fires at once, and then after each interval.")
 @scheduling.policies
 @scheduling.job
-@_task
-@_arguments
-@click.option(
-    "--app",
-    "app_name",
-    metavar="APP",
-    help="The app of --task, app:app say: its arguments are checked, and what is not given here is "
-    "as the task has it, QUEUE too. Where the app names a store, that has the schedule, "
-    "whatever SHARDQ_STORE says.",
-)
-@options.store
-@options.as_json
+@jobs.task
+@jobs.arguments
+@jobs.app
 def add(
     *,
     words: tuple[str, ...],
     task: str | None,
     arguments: str | None,
     app_name: str | None,
-    url: str | None,
-    as_json: bool,
     **given: Any,
 ) -> None:
     """Put BODY into QUEUE again and again, by a schedule called NAME.
@@ -122,21 +95,17 @@ def add(
     if task is not None and app_name is not None:
         if queue is not None:
             chosen["queue"] = queue
-        opened = recorded.kept(jobs.app_of(app_name, url), lambda app: app.connection)
-        with opened as app:
+        with jobs.opened(app_name) as app:
             target, job = jobs.drafted_job(app, task, jobs.arguments_of(arguments), chosen)
             made = _made(target, make, name, {**job, **how})
-            where = f"in queue {target.name} of {app.connection.url_shown}"
-            _tell_made(made, target, where, as_json=as_json)
-            jobs.tell_store(app)
+            _tell_made(made, target, f"in queue {target.name} of {app.connection.url_shown}")
         return
-    content = _content(body) if task is None else _job_body(arguments, "add --app, which has them")
+    content = options.content(body) if task is None else jobs.content_of(arguments)
     if task is not None:
         chosen["headers"] = {jobs.TASK_HEADER: task, **chosen.get("headers", {})}
-    with options.connect(url, makes=True) as db:
-        target = db.queue(str(queue))
-        made = _made(target, make, name, {"body": content, **chosen, **how})
-        _tell_made(made, target, "", as_json=as_json)
+    target = options.connect(makes=True).queue(str(queue))
+    made = _made(target, make, name, {"body": content, **chosen, **how})
+    _tell_made(made, target, "")
 
 
 def _words(
@@ -154,53 +123,35 @@ def _words(
     return words[0], words[1], words[2] if len(words) == 3 else None
 
 
-def _content(body: str | None) -> bytes:
-    """The bytes of a body: those of the argument, whatever the locale made of them, or stdin's."""
-    return options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
-
-
-def _job_body(arguments: str | None, instead: str) -> bytes:
-    values = jobs.arguments_of(arguments)
-    if not isinstance(values, dict):
-        raise click.UsageError(f"--args by position need the names of the arguments; {instead}.")
-    return jobs.body_of(values)
-
-
 def _made(target: Queue, make: Make | None, name: str, chosen: dict[str, Any]) -> Schedule:
     return target.schedules._home.make(make, chosen.pop("body"), name=name, **chosen)
 
 
-def _tell_made(one: Schedule, target: Queue, where: str, *, as_json: bool) -> None:
+def _tell_made(one: Schedule, target: Queue, where: str) -> None:
     with streams.saying(f"The schedule is stored, as {one.name}."):
-        _tell(one, target, where, as_json=as_json)
+        _tell(one, target, where)
 
 
-def _tell(one: Schedule, source: Queue, done: str, *, as_json: bool) -> None:
+def _tell(one: Schedule, source: Queue, done: str) -> None:
     """Print the result for a schedule, and its next fire time."""
-    if as_json:
-        screen.print_json(schedulelines.to_json(one))
-        return
     told = schedulelines.ahead(one, source._home.clock.now_ms())
     is_ahead = one.next is not None
     told = f"{done}{'; ' if done else ''}next {told}" if is_ahead else done or told
-    click.echo(f"{screen.exact(one.name).plain}: {told}")
+    screen.result(schedulelines.to_json(one), f"{streams.escaped(one.name)}: {told}")
 
 
 # Looking ------------------------------------------------------------------------------------------
 
 
-@schedule.command(
-    "list",
-    epilog=options.examples(
-        "shardq schedule list",
-        "shardq schedule list mail",
-        "shardq schedule list --json | jq '{queue, name, next}'",
-    ),
+@options.command(
+    "shardq schedule list",
+    "shardq schedule list mail",
+    "shardq schedule list --json | jq '{queue, name, next}'",
+    of=schedule,
+    name="list",
 )
 @click.argument("queue", required=False)
-@options.store
-@options.as_json
-def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
+def list_(*, queue: str | None) -> None:
     """List the schedules of QUEUE, or of all queues.
 
     \b
@@ -218,27 +169,23 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     as well, and one of under 100 what is put; `show` and --json have all. `shardq check` says what
     to do where one is overdue or failing.
     """  # noqa: D301 - click's own mark
-    with options.connect(url) as db:
-        now_ms = db._home.clock.now_ms()
-        found: list[Schedule] = []
-        wrong: list[str] = []
-        for source in [db.queue(queue, create=False)] if queue else _queues(db):
-            some, damaged = source.schedules._home.readable()
-            found += some
-            wrong += damaged
-        for text in wrong:
-            click.echo(f"shardq: {text}", err=True)
-        if as_json:
-            for one in found:
-                screen.print_json(schedulelines.to_json(one))
-        elif found:
-            schedulelines.show_list(found, now_ms, has_queues=queue is None)
-        elif not wrong:
-            example = "shardq schedule add mail hello hi --every 1h"
-            click.echo(f"{queue or db.url_shown} has no schedules; make one: {example}")
-        states = {schedulelines.state_of(one, now_ms) for one in found}
-        if states & {"overdue", "failing"} and not as_json:
-            click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
+    db = options.connect()
+    now_ms = db._home.clock.now_ms()
+    found: list[Schedule] = []
+    wrong: list[str] = []
+    for source in [db.queue(queue, create=False)] if queue else _queues(db):
+        some, damaged = source.schedules._home.readable()
+        found += some
+        wrong += damaged
+    for text in wrong:
+        streams.note(text)
+    if found or not wrong:
+        example = "shardq schedule add mail hello hi --every 1h"
+        empty = f"{queue or db.url_shown} has no schedules; make one: {example}"
+        schedulelines.show_list(found, now_ms, has_queues=queue is None, empty=empty)
+    states = {schedulelines.state_of(one, now_ms) for one in found}
+    if states & {"overdue", "failing"} and not options.is_json():
+        click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
 
 
 def _queues(db: Connection) -> Iterator[Queue]:
@@ -249,56 +196,41 @@ def _queues(db: Connection) -> Iterator[Queue]:
         try:
             yield db.queue(name, create=False)
         except (SchemaNewer, StoreCorrupt) as error:
-            click.echo(f"shardq: {error}", err=True)
+            streams.note(str(error))
 
 
-@schedule.command(epilog=options.examples("shardq schedule show mail nightly"))
+@options.command("shardq schedule show mail nightly", of=schedule)
 @options.queue
 @click.argument("name")
-@options.store
-@options.as_json
-def show(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
+def show(queue: str, name: str) -> None:
     """Show all of the schedule NAME of QUEUE. Ends with 21 where there is none."""
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        one = source.schedules[name]
-        if as_json:
-            screen.print_json(schedulelines.to_json(one))
-        else:
-            for line in schedulelines.facts(one, source._home.clock.now_ms()):
-                click.echo(line)
+    source = options.queue_of(queue)
+    one = source.schedules[name]
+    if options.is_json():
+        screen.print_json(schedulelines.to_json(one))
+    else:
+        screen.print_facts(schedulelines.facts(one, source._home.clock.now_ms()))
 
 
-@schedule.command(
-    epilog=options.examples(
-        "shardq schedule preview mail nightly",
-        "shardq schedule preview mail nightly -n 3 --after 2027-03-27",
-        'shardq schedule preview --cron "30 2 * * *" --tz Europe/Berlin --gap skip',
-        "shardq schedule preview --every 36h --start 2027-03-27T00:00Z -n 3",
-    )
+@options.command(
+    "shardq schedule preview mail nightly",
+    "shardq schedule preview mail nightly -n 3 --after 2027-03-27",
+    'shardq schedule preview --cron "30 2 * * *" --tz Europe/Berlin --gap skip',
+    "shardq schedule preview --every 36h --start 2027-03-27T00:00Z -n 3",
+    of=schedule,
 )
 @click.argument("queue", required=False)
 @click.argument("name", required=False)
-@options.whole("-n", "--number", text="How many.", least=1, most=PREVIEW_MAX, default=10)
-@click.option(
-    "--after",
-    metavar="TIME",
-    help="From when on, now where it is not given. A day, or a TIME without an offset, is one of "
+@options.option("-n, --number N", "How many.", least=1, most=PREVIEW_MAX, default=10)
+@options.option(
+    "--after TIME",
+    "From when on, now where it is not given. A day, or a TIME without an offset, is one of "
     "the schedule's zone.",
 )
 @scheduling.trigger
 @scheduling.policies
-@options.store
-@options.as_json
 def preview(
-    *,
-    queue: str | None,
-    name: str | None,
-    number: int,
-    after: str | None,
-    url: str | None,
-    as_json: bool,
-    **given: Any,
+    *, queue: str | None, name: str | None, number: int, after: str | None, **given: Any
 ) -> None:
     """Show the next fire times of the schedule NAME of QUEUE, or of one that is not made.
 
@@ -309,7 +241,7 @@ def preview(
     """
     if queue is None:
         definition = _drafted(given)
-        _show_firings(definition, number, after, None, SystemClock().now_ms(), as_json=as_json)
+        _show_firings(definition, number, after, None, SystemClock().now_ms())
         return
     if name is None:
         raise click.UsageError("give the schedule's NAME as well, or --every or --cron alone.")
@@ -317,16 +249,15 @@ def preview(
     scheduling.refuse_all(others, "goes without QUEUE and NAME: that schedule has its own.")
     zone = None if given["tz"] is None else zone_of(given["tz"])
     put_here_on_path()
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        one = source.schedules[name]
-        now_ms = source._home.clock.now_ms()
+    source = options.queue_of(queue)
+    one = source.schedules[name]
+    now_ms = source._home.clock.now_ms()
     definition = ScheduleDefinition(
         name, one.trigger, ScheduledPut(one.body), policies=one.policies, count=one.count
     )
-    if one.state == "paused" and not as_json:
+    if one.state == "paused" and not options.is_json():
         click.echo(f"It is paused: first `shardq schedule resume {queue} {name}`.", err=True)
-    _show_firings(definition, number, after, zone, now_ms, fired=one.fired, as_json=as_json)
+    _show_firings(definition, number, after, zone, now_ms, fired=one.fired)
 
 
 def _drafted(given: dict[str, Any]) -> ScheduleDefinition:
@@ -347,13 +278,12 @@ def _show_firings(
     zone: tzinfo | None,
     now_ms: int,
     *,
-    as_json: bool,
     fired: int = 0,
 ) -> None:
     own = definition.trigger.tzinfo
     after_ms = now_ms if after is None else due_ms(local_moment(after, own, "--after"))
     found = firings.events(definition, after_ms, number, fired=fired)
-    if as_json:
+    if options.is_json():
         for one in found:
             screen.print_json(firings.to_json(one))
         return
@@ -363,7 +293,7 @@ def _show_firings(
     trigger = str(definition.trigger)
     title = [trigger if definition.name == trigger else f"{definition.name}: {trigger}"]
     title += [told] if told else []
-    click.echo(screen.exact("; ".join(title)).plain + "\n")
+    click.echo(streams.escaped("; ".join(title)) + "\n")
     made = firings.Timetable(
         found, zone or own, after_ms, policies.latest_ms > 0, to.options.ascii_only
     )
@@ -375,33 +305,21 @@ def _show_firings(
 # Changing -----------------------------------------------------------------------------------------
 
 
-@schedule.command(
-    epilog=options.examples(
-        'shardq schedule change mail nightly --cron "0 3 * * *" --tz Europe/Berlin',
-        "shardq schedule change mail nightly --jitter 5m --missed skip",
-        """shardq schedule change crm sync --args '{"all": 0}'""",
-        'shardq schedule change mail nightly --window "" --count 0',
-    )
+@options.command(
+    'shardq schedule change mail nightly --cron "0 3 * * *" --tz Europe/Berlin',
+    "shardq schedule change mail nightly --jitter 5m --missed skip",
+    """shardq schedule change crm sync --args '{"all": 0}'""",
+    'shardq schedule change mail nightly --window "" --count 0',
+    of=schedule,
 )
 @options.queue
 @click.argument("name")
-@click.option("--body", metavar="TEXT", help="What it puts; `-` reads that from stdin.")
-@_arguments
+@options.option("--body TEXT", "What it puts; `-` reads that from stdin.")
+@jobs.arguments
 @scheduling.trigger
 @scheduling.policies
 @scheduling.job
-@options.store
-@options.as_json
-def change(
-    *,
-    queue: str,
-    name: str,
-    body: str | None,
-    arguments: str | None,
-    url: str | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def change(*, queue: str, name: str, body: str | None, arguments: str | None, **given: Any) -> None:
     """Change the schedule NAME of QUEUE; what is not given stays.
 
     When this ends, nothing fires any more as it was before, but for what was due within 0.1 s, on
@@ -415,18 +333,16 @@ def change(
     if not (is_timed or changes) and body is None and arguments is None:
         raise click.UsageError("give at least one thing to change.")
     put_here_on_path()
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        before = source.schedules[name]
-        retime = scheduling.retime_of(given, before.trigger)
-        content = _new_content(before, body, arguments)
-        made = source.schedules._home.change(name, retime, content, changes)
-        _tell(made, source, "changed", as_json=as_json)
+    source = options.queue_of(queue)
+    before = source.schedules[name]
+    retime = scheduling.retime_of(given, before.trigger)
+    content = _new_content(before, body, arguments)
+    made = source.schedules._home.change(name, retime, content, changes)
+    _tell(made, source, "changed")
     if made.revision:
-        click.echo(
-            f"shardq: code declares {screen.exact(name).plain}, with revision {made.revision}: it "
-            f"stays as it is now until the code has a higher revision, which takes its place.",
-            err=True,
+        streams.note(
+            f"code declares {streams.escaped(name)}, with revision {made.revision}: it "
+            f"stays as it is now until the code has a higher revision, which takes its place."
         )
 
 
@@ -436,99 +352,71 @@ def _new_content(before: Schedule, body: str | None, arguments: str | None) -> b
     if body is not None:
         if call is not None:
             raise click.UsageError(f"it puts jobs, {call}; give --args instead of --body.")
-        return _content(body)
+        return options.content(body)
     if arguments is None:
         return None
     if call is None:
         raise click.UsageError("it puts no jobs of a task; give --body instead of --args.")
-    return _job_body(arguments, "give an object")
+    return jobs.content_of(arguments)
 
 
-@schedule.command(epilog=options.examples("shardq schedule pause mail nightly"))
+@options.command("shardq schedule pause mail nightly", of=schedule)
 @options.queue
 @click.argument("name")
-@options.store
-@options.as_json
-def pause(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
+def pause(queue: str, name: str) -> None:
     """Let the schedule NAME of QUEUE not fire until it is resumed.
 
     Its fire times meanwhile are passed by. Ends with 21 where there is no such schedule.
     """
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        _tell(source.schedules[name].pause(), source, "paused", as_json=as_json)
+    source = options.queue_of(queue)
+    _tell(source.schedules[name].pause(), source, "paused")
 
 
-@schedule.command(epilog=options.examples("shardq schedule resume mail nightly"))
+@options.command("shardq schedule resume mail nightly", of=schedule)
 @options.queue
 @click.argument("name")
-@options.store
-@options.as_json
-def resume(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
+def resume(queue: str, name: str) -> None:
     """Let the schedule NAME of QUEUE fire again, from its next fire time on.
 
     A schedule that a clock which was ahead has fired goes by the clock again. Ends with 21 where
     there is no such schedule.
     """
     put_here_on_path()
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        before = source.schedules[name]
-        if before.state == "paused":
-            done = "resumed"
-        elif fired_ahead(before, source._home.clock.now_ms()):
-            done = "goes by the clock again"
-        else:
-            done = "was not paused"
-        _tell(before.resume(), source, done, as_json=as_json)
+    source = options.queue_of(queue)
+    before = source.schedules[name]
+    if before.state == "paused":
+        done = "resumed"
+    elif fired_ahead(before, source._home.clock.now_ms()):
+        done = "goes by the clock again"
+    else:
+        done = "was not paused"
+    _tell(before.resume(), source, done)
 
 
-@schedule.command(epilog=options.examples("shardq schedule run mail nightly"))
+@options.command("shardq schedule run mail nightly", of=schedule)
 @options.queue
 @click.argument("name")
-@options.store
-@options.as_json
-def run(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
+def run(queue: str, name: str) -> None:
     """Put what the schedule NAME of QUEUE puts, now; it fires as it would all the same.
 
     Prints the message's id. Ends with 21 where there is no such schedule.
     """
-    with options.connect(url) as db:
-        message = db.queue(queue, create=False).schedules[name].run()
-        with streams.saying(f"The message is stored, as {message.id}."):
-            if as_json:
-                screen.print_json(stored_json(message))
-            else:
-                click.echo(message.id)
+    tell_put(options.queue_of(queue).schedules[name].run())
 
 
-@schedule.command(
-    epilog=options.examples(
-        "shardq schedule backfill mail daily --after 2026-11-01 --until 2026-11-08",
-    )
+@options.command(
+    "shardq schedule backfill mail daily --after 2026-11-01 --until 2026-11-08", of=schedule
 )
 @options.queue
 @click.argument("name")
-@click.option(
-    "--after",
-    metavar="TIME",
+@options.option(
+    "--after TIME",
+    "From when on. A day, or a TIME without an offset, is one of the schedule's zone.",
     required=True,
-    help="From when on. A day, or a TIME without an offset, is one of the schedule's zone.",
 )
-@click.option("--until", metavar="TIME", required=True, help="Up to when; that itself is not in.")
-@click.option("--dry-run", is_flag=True, help="Put none, and say how many it would be.")
-@options.store
-@options.as_json
-def backfill(
-    *,
-    queue: str,
-    name: str,
-    after: str,
-    until: str,
-    dry_run: bool,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@options.option("--until TIME", "Up to when; that itself is not in.", required=True)
+@options.option("--dry-run", "Put none, and say how many it would be.")
+def backfill(*, queue: str, name: str, after: str, until: str, dry_run: bool) -> None:
     """Put what the schedule NAME of QUEUE puts, once for each fire time of a span, all due now.
 
     Each message has its fire time in its headers, as if it were of that time, and the id NAME@TIME.
@@ -538,64 +426,45 @@ def backfill(
     schedule.
     """
     put_here_on_path()
-    with options.connect(url) as db:
-        one = db.queue(queue, create=False).schedules[name]
-        zone = one.trigger.tzinfo
-        first, end = (
-            local_moment(text, zone, option)
-            for text, option in ((after, "--after"), (until, "--until"))
-        )
-        if end <= first:
-            raise UsageError(f"--until {shown(until)} must be later than --after {shown(after)}.")
-        count = one.backfill(first, end, dry_run=dry_run)
-        put = screen.plural(count, "message")
-        with streams.saying("Nothing was put." if dry_run else f"Stored: {put}."):
-            if as_json:
-                screen.print_json(
-                    {
-                        "queue": queue,
-                        "name": name,
-                        "put": 0 if dry_run else count,
-                        "fire_times": count,
-                    }
-                )
-            else:
-                click.echo(f"would put {put}" if dry_run else _backfilled(put, queue, name))
-
-
-def _backfilled(put: str, queue: str, name: str) -> str:
-    """A sentence on the messages put, and how to find them."""
-    found = screen.exact(f"{name}@TIME").plain
-    return (
-        f"put {put} into {queue}, by their fire times with ids {found}: see `shardq peek {queue}`"
+    one = options.queue_of(queue).schedules[name]
+    zone = one.trigger.tzinfo
+    first, end = (
+        local_moment(text, zone, option)
+        for text, option in ((after, "--after"), (until, "--until"))
     )
+    if end <= first:
+        raise UsageError(f"--until {shown(until)} must be later than --after {shown(after)}.")
+    count = one.backfill(first, end, dry_run=dry_run)
+    put = screen.plural(count, "message")
+    stored = 0 if dry_run else count
+    ids = f"{streams.escaped(name)}@TIME"
+    text = f"put {put} into {queue}, by their fire times with ids {ids}: see `shardq peek {queue}`"
+    with streams.saying("Nothing was put." if dry_run else f"Stored: {put}."):
+        screen.result(
+            {"queue": queue, "name": name, "put": stored, "fire_times": count},
+            f"would put {put}" if dry_run else text,
+        )
 
 
-@schedule.command(epilog=options.examples("shardq schedule remove mail nightly"))
+@options.command("shardq schedule remove mail nightly", of=schedule)
 @options.queue
 @click.argument("name")
-@options.store
-@options.as_json
-def remove(queue: str, name: str, url: str | None, *, as_json: bool) -> None:
+def remove(queue: str, name: str) -> None:
     """Remove the schedule NAME of QUEUE: when this ends, it never fires again.
 
     What it has put stays. Ends with 21 where there is no such schedule.
     """
-    with options.connect(url) as db:
-        schedules = db.queue(queue, create=False).schedules
-        try:
-            revision = schedules[name].revision
-        except StoreCorrupt:
-            # An unreadable schedule can be removed, to be made again.
-            revision = 0
-        schedules.remove(name)
-        if as_json:
-            screen.print_json({"queue": queue, "name": name, "removed": True})
-        else:
-            click.echo(f"{screen.exact(name).plain}: removed")
+    schedules = options.queue_of(queue).schedules
+    try:
+        revision = schedules[name].revision
+    except StoreCorrupt:
+        # An unreadable schedule can be removed, to be made again.
+        revision = 0
+    schedules.remove(name)
+    told = {"queue": queue, "name": name, "removed": True}
+    screen.result(told, f"{streams.escaped(name)}: removed")
     if revision:
-        click.echo(
-            f"shardq: code declares {screen.exact(name).plain}, with revision {revision}: the next "
-            f"worker that starts makes it again. Take it out of the code, or pause it: that lasts.",
-            err=True,
+        streams.note(
+            f"code declares {streams.escaped(name)}, with revision {revision}: the next "
+            f"worker that starts makes it again. Take it out of the code, or pause it: that lasts."
         )

@@ -13,13 +13,12 @@ from shardq.model.times import due_ms, duration_ms, duration_text, span
 from shardq.schedules.schedule import LATE_MS, late_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime, timedelta
 
+    from shardq.cli.listing import Row
     from shardq.schedules.schedule import Schedule
 
-_NAME = 10
-"""Columns of a fact's name."""
 _PUTS = 100
 _WIDE = 130
 _WIDEST = 160
@@ -63,71 +62,65 @@ def call_of(one: Schedule) -> str | None:
     return jobs.call_text(one.headers, one.body)
 
 
-def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> None:
+def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool, empty: str) -> None:
     """Print a line for each schedule.
 
     Args:
         found: The schedules.
         now_ms: Epoch milliseconds.
         has_queues: True to show the queue of each.
+        empty: The sentence if there are none.
     """
     width = screen.console().width
     has_puts, is_wide, is_whole = (width >= least for least in (_PUTS, _WIDE, _WIDEST))
-    heads = [*(["queue"] if has_queues else []), "name", "next", *(["in"] if is_wide else [])]
-    heads += [*(["previous"] if is_whole else []), *([">fired", ">skipped"] if is_wide else [])]
-    heads += ["state", "fires", *(["puts"] if has_puts else [])]
-    rows = []
-    for one in found:
+
+    def to_row(one: Schedule) -> Row:
         state = state_of(one, now_ms)
         left = "-" if one.next is None else _distance(one.next, now_ms).removeprefix("in ")
         puts = call_of(one) or one.body[:1_000].decode(errors="replace")
-        rows.append(
-            [
-                *([Text(one.queue)] if has_queues else []),
-                screen.exact(one.name),
-                Text(local(one, one.next)),
-                *([Text(left)] if is_wide else []),
-                *([Text(local(one, one.previous))] if is_whole else []),
-                *([Text(_fired(one)), Text(f"{one.skipped:,}")] if is_wide else []),
-                Text(state, style=_STYLES.get(state, "")),
-                screen.plain(str(one.trigger)),
-                *([screen.plain(puts)] if has_puts else []),
-            ]
-        )
-    listing.show(heads, rows, free=1 + has_puts)
+        columns: list[tuple[bool, str, str | Text]] = [
+            (has_queues, "queue", one.queue),
+            (True, "name", one.name),
+            (True, "next", local(one, one.next)),
+            (is_wide, "in", left),
+            (is_whole, "previous", local(one, one.previous)),
+            (is_wide, ">fired", _fired(one)),
+            (is_wide, ">skipped", f"{one.skipped:,}"),
+            (True, "state", Text(state, style=_STYLES.get(state, ""))),
+            (True, "fires", screen.plain(str(one.trigger))),
+            (has_puts, "puts", screen.plain(puts)),
+        ]
+        return {head: cell for is_shown, head, cell in columns if is_shown}
+
+    listing.show_all(found, to_json, to_row, free=1 + has_puts, empty=empty)
 
 
-def facts(one: Schedule, now_ms: int) -> list[str]:
-    """All facts of a schedule, as lines."""
-    state = state_of(one, now_ms)
-    told = {
-        "name": one.name,
-        "queue": one.queue,
-        "fires": str(one.trigger),
-        "next": ahead(one, now_ms),
-        "previous": "-"
-        if one.previous is None
-        else f"{local(one, one.previous)}, {_distance(one.previous, now_ms)}",
-        "fired": _fired(one),
-        "skipped": f"{one.skipped:,}",
-        "state": state,
-        **({} if one.error is None else {"error": one.error}),
-        "made": _made(one),
-        **one.policies.said(),
-        "priority": str(one.priority),
-        **({} if one.group is None else {"group": one.group}),
-        **({} if one.key is None else {"key": f"{one.key}, {_held(one)}"}),
-    }
-    lines = [f"{name:{_NAME}}{screen.exact(value).plain}" for name, value in told.items()]
+def facts(one: Schedule, now_ms: int) -> Iterator[tuple[str, str]]:
+    """All facts of a schedule: names and values."""
+    yield "name", one.name
+    yield "queue", one.queue
+    yield "fires", str(one.trigger)
+    yield "next", ahead(one, now_ms)
+    ago = "" if one.previous is None else f", {_distance(one.previous, now_ms)}"
+    yield "previous", local(one, one.previous) + ago
+    yield "fired", _fired(one)
+    yield "skipped", f"{one.skipped:,}"
+    yield "state", state_of(one, now_ms)
+    if one.error is not None:
+        yield "error", one.error
+    yield "made", _made(one)
+    yield from one.policies.said().items()
+    yield "priority", str(one.priority)
+    if one.group is not None:
+        yield "group", one.group
+    if one.key is not None:
+        yield "key", f"{one.key}, {_held(one)}"
     if (call := call_of(one)) is not None:
-        lines.append(f"{'job':{_NAME}}{screen.exact(call).plain}")
+        yield "job", call
     for name, value in sorted(one.headers.items()):
-        lines.append(f"{'header':{_NAME}}{screen.exact(f'{name}={value}').plain}")
-    body = one.body.decode(errors="replace").splitlines()
-    if call is None and body:
-        indent = "\n" + " " * _NAME
-        lines.append(f"{'body':{_NAME}}{indent.join(screen.exact(line).plain for line in body)}")
-    return lines
+        yield "header", f"{name}={value}"
+    if call is None and one.body:
+        yield "body", one.body.decode(errors="replace")
 
 
 def _made(one: Schedule) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,134 +13,92 @@ from shardq.schedules.options import JobOptions, chosen, retimed
 from shardq.schedules.triggers.zones import local_moment, zone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from shardq.schedules.options import Make, Retime
     from shardq.schedules.triggers.trigger import Trigger
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
-
-_TRIGGER = ("every", "cron", "tz", "start", "end")
-_POLICIES = ("missed", "window", "overlap", "twice", "gap", "jitter", "spread")
 _EMPTY_TAKES_BACK = ("window", "group", "key", "unique_for")
 _CONFLICTS = ("keep", "replace")
 
-
-def trigger(command: _F) -> _F:
-    """The options for the fire times of a schedule."""
-    return _added(
-        command,
-        click.option(
-            "--every",
-            metavar="DURATION",
-            help="It fires again and again after so long, from 1s on: 15m, 1h30m.",
-        ),
-        click.option(
-            "--cron",
-            metavar="TEXT",
-            help='Instead: at times of the wall clock, as cron has them: "30 2 * * 1-5", with '
-            "seconds in front where there are six fields, or @daily and the like.",
-        ),
-        click.option(
-            "--tz",
-            metavar="ZONE",
-            help="Whose wall clock --cron goes by: Europe/Berlin, or an offset as +02:00. Without "
-            "it: UTC, and of a schedule that is changed the zone that it has.",
-        ),
-        click.option(
-            "--start",
-            metavar="TIME",
-            help="It fires no sooner; with --every, then for the first time. A day, which "
-            "means its midnight, or a TIME without an offset, is one of --tz, and of UTC with "
-            "--every.",
-        ),
-        click.option(
-            "--end", metavar="TIME", help="It fires no later. TIME is read as that of --start."
-        ),
-    )
-
-
-def policies(command: _F) -> _F:
-    """The options for missed times, long runs and clock changes."""
-    return _added(
-        command,
-        click.option(
-            "--missed",
-            type=click.Choice(get_args(policy.Missed)),
-            help="What becomes of fire times at which no consumer was there for over 1 m: none, "
-            "the last one, or all of them are fired later. Otherwise once.",
-        ),
-        click.option(
-            "--window", metavar="DURATION", help="Of those missed, none that is longer ago."
-        ),
-        click.option(
-            "--overlap",
-            type=click.Choice(get_args(policy.Overlap)),
-            help="What to do while the message before has not ended: put one all the same, pass "
-            "the fire time by, queue it behind that, or cancel that. Otherwise allow.",
-        ),
-        click.option(
-            "--twice",
-            type=click.Choice(get_args(policy.Twice)),
-            help="Which of the two fires where clocks go back and a local time comes twice. "
-            "Otherwise both where the cron's minutes or hours begin with *, else first.",
-        ),
-        click.option(
-            "--gap",
-            type=click.Choice(get_args(policy.Gap)),
-            help="Where clocks go forward and a local time does not exist: fire as much later, or "
-            "not at all. Otherwise shift.",
-        ),
-        click.option(
-            "--jitter",
-            metavar="DURATION",
-            help="Each message is due up to so long after its fire time, always as long for the "
-            "same one.",
-        ),
-        click.option(
-            "--spread",
-            metavar="DURATION",
-            help="All messages are due up to so long after their fire times, the same for each, "
-            "so that schedules of one time do not fire together.",
-        ),
-    )
-
-
-def job(command: _F) -> _F:
-    """The options for the job of a schedule, including those of `put`, and for the count."""
-    return _added(
-        command,
-        click.option("--count", metavar="N", type=options.WholeNumber(0), help="It fires N times."),
-        click.option(
-            "--priority",
-            metavar="N",
-            type=int,
-            help="Among those due, messages of priority 0 come first.",
-        ),
-        options.group,
-        click.option(
-            "--key",
-            metavar="KEY",
-            help="A name that no other message of QUEUE has: while one has it, none is put.",
-        ),
-        click.option(
-            "--on-conflict",
-            metavar="CHOICE",
-            type=click.Choice(_CONFLICTS),
-            help="What to do where a message has the key: keep it and put none, or put the new one "
-            "in its place (replace). Otherwise keep.",
-        ),
-        click.option(
-            "--unique-for", metavar="DURATION", help="How long the key is held after its end."
-        ),
-        options.headers,
-    )
-
-
-def _added(command: _F, *decorators: Callable[[Any], Any]) -> _F:
-    for add in reversed(decorators):
-        command = add(command)
-    return command
+_TRIGGER = {
+    "every": options.option(
+        "--every DURATION", "It fires again and again after so long, from 1s on: 15m, 1h30m."
+    ),
+    "cron": options.option(
+        "--cron TEXT",
+        'Instead: at times of the wall clock, as cron has them: "30 2 * * 1-5", with seconds in '
+        "front where there are six fields, or @daily and the like.",
+    ),
+    "tz": options.option(
+        "--tz ZONE",
+        "Whose wall clock --cron goes by: Europe/Berlin, or an offset as +02:00. Without it: UTC, "
+        "and of a schedule that is changed the zone that it has.",
+    ),
+    "start": options.option(
+        "--start TIME",
+        "It fires no sooner; with --every, then for the first time. A day, which means its "
+        "midnight, or a TIME without an offset, is one of --tz, and of UTC with --every.",
+    ),
+    "end": options.option("--end TIME", "It fires no later. TIME is read as that of --start."),
+}
+_POLICIES = {
+    "missed": options.option(
+        "--missed",
+        "What becomes of fire times at which no consumer was there for over 1 m: none, the last "
+        "one, or all of them are fired later. Otherwise once.",
+        type=click.Choice(get_args(policy.Missed)),
+    ),
+    "window": options.option("--window DURATION", "Of those missed, none that is longer ago."),
+    "overlap": options.option(
+        "--overlap",
+        "What to do while the message before has not ended: put one all the same, pass the fire "
+        "time by, queue it behind that, or cancel that. Otherwise allow.",
+        type=click.Choice(get_args(policy.Overlap)),
+    ),
+    "twice": options.option(
+        "--twice",
+        "Which of the two fires where clocks go back and a local time comes twice. Otherwise both "
+        "where the cron's minutes or hours begin with *, else first.",
+        type=click.Choice(get_args(policy.Twice)),
+    ),
+    "gap": options.option(
+        "--gap",
+        "Where clocks go forward and a local time does not exist: fire as much later, or not at "
+        "all. Otherwise shift.",
+        type=click.Choice(get_args(policy.Gap)),
+    ),
+    "jitter": options.option(
+        "--jitter DURATION",
+        "Each message is due up to so long after its fire time, always as long for the same one.",
+    ),
+    "spread": options.option(
+        "--spread DURATION",
+        "All messages are due up to so long after their fire times, the same for each, so that "
+        "schedules of one time do not fire together.",
+    ),
+}
+trigger = options.together(*_TRIGGER.values())
+"""The options for the fire times of a schedule."""
+policies = options.together(*_POLICIES.values())
+"""The options for missed times, long runs and clock changes."""
+job = options.together(
+    options.option("--count N", "It fires N times.", type=options.WholeNumber(0)),
+    options.option("--priority N", "Among those due, messages of priority 0 come first.", type=int),
+    options.group,
+    options.option(
+        "--key KEY", "A name that no other message of QUEUE has: while one has it, none is put."
+    ),
+    options.option(
+        "--on-conflict CHOICE",
+        "What to do where a message has the key: keep it and put none, or put the new one in its "
+        "place (replace). Otherwise keep.",
+        type=click.Choice(_CONFLICTS),
+    ),
+    options.option("--unique-for DURATION", "How long the key is held after its end."),
+    options.headers,
+)
+"""The options for the job of a schedule, including those of `put`, and for the count."""
 
 
 def needed_make(given: Mapping[str, Any]) -> Make:

@@ -12,40 +12,35 @@ from shardq.connection import STORE_VARIABLE
 from shardq.errors import UsageError
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq init --store sqlite:///jobs.db",
-        "shardq init --store cassandra://10.0.0.1,10.0.0.2:9042/jobs?dc=dc1",
-    )
+@options.command(
+    "shardq init --store sqlite:///jobs.db",
+    "shardq init --store cassandra://10.0.0.1,10.0.0.2:9042/jobs?dc=dc1",
+    has_json=False,
 )
-@options.store
-def init(url: str | None) -> None:
+def init() -> None:
     """Create the tables of the store, and on Cassandra its keyspace.
 
     It may be repeated: a second run changes nothing, or makes what an interrupted one has left. On
     SQLite nobody needs it: whoever opens a file does the same. Tables of a format of before 0.1.0
     are refused and stay as they are.
     """
-    chosen = options.store_url(url)
+    chosen = options.store_url()
     shardq.init(chosen)
     with shardq.connect(chosen) as db:
         click.echo(f"ready: {db.url_shown}")
 
 
-@click.command(
-    epilog=options.examples("shardq schema cassandra > shardq.cql", "shardq schema sqlite")
-)
+@options.command("shardq schema cassandra > shardq.cql", "shardq schema sqlite", has_json=False)
 @click.argument("kind", type=click.Choice(["cassandra", "sqlite"]), required=False)
-@options.store
-def schema(kind: str | None, url: str | None) -> None:
+def schema(kind: str | None) -> None:
     """Print the CQL or SQL that makes the tables. It connects to nothing.
 
     Where neither cassandra nor sqlite is named, the store's url says which. The keyspace, its
     copies and its data centre are those of a Cassandra url; without one they are shardq, 3 and all.
     """
-    given = (
-        options.given_url(url) or os.environ.get(STORE_VARIABLE) if kind else options.store_url(url)
-    )
+    given = options.given_url() or os.environ.get(STORE_VARIABLE)
+    if kind is None:
+        given = options.store_url()
     scheme = (given or "").partition(":")[0]
     wanted = kind or scheme
     if wanted == "sqlite":

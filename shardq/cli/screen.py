@@ -22,13 +22,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from shardq.cli import options, streams
 from shardq.model import text as texts
 from shardq.model import times
-from shardq.model.names import is_printable
 from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from rich.console import RenderableType
@@ -40,6 +40,8 @@ _WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)")
 """Matches the space in `4 queues`."""
 span = times.span
 plural = texts.plural
+FACT = 10
+"""Columns of a fact's name."""
 WIDE = 2_000
 """A pipe or a log has no width: no line is cut or folded there."""
 
@@ -113,6 +115,21 @@ def print_json(value: Any) -> None:
     click.echo(line)
 
 
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, a line each; the further lines of a value stand below its first."""
+    for name, value in facts:
+        lines = map(streams.escaped, value.splitlines())
+        click.echo(f"{name:{FACT}}" + f"\n{'':{FACT}}".join(lines))
+
+
+def result(told: Mapping[str, Any], text: str) -> None:
+    """Print a result: with `--json` for programs, otherwise as a sentence."""
+    if options.is_json():
+        print_json(told)
+    else:
+        click.echo(text)
+
+
 def busy(running: int, threads: int) -> str:
     """How many of all handlers run, as text.
 
@@ -138,7 +155,7 @@ def plain(text: str, width: int = 200) -> Text:
         text: The text.
         width: Columns of a terminal; a longer text is cut, and ends with `…`.
     """
-    line = "".join(c if _is_shown(c) else " " for c in text[: 2 * width])
+    line = "".join(c if streams.is_shown(c) else " " for c in text[: 2 * width])
     if cell_len(line) <= width and len(text) <= 2 * width:
         return Text(line)
     return Text(set_cell_size(line, width - 1).rstrip() + cut_mark())
@@ -207,12 +224,7 @@ def no_queues(store: str) -> str:
 
 def exact(text: str) -> Text:
     """A name or an id as given, to be copied: never cut; only control characters are escaped."""
-    return Text("".join(c if _is_shown(c) else repr(c)[1:-1] for c in text))
-
-
-def _is_shown(character: str) -> bool:
-    # After a letter, because a joiner of emoji is refused alone and kept between two.
-    return is_printable("x" + character)
+    return Text(streams.escaped(text))
 
 
 def when(moment: datetime | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq.cli import options, probes, screen
-from shardq.cli.exits import Exit, exit_of
+from shardq.cli import options, probes, streams, supervised
+from shardq.cli.exits import Exit
 from shardq.cli.probes import Probes
-from shardq.errors import ShardqError, UsageError, shown
+from shardq.errors import UsageError, shown
 from shardq.model import grants
 from shardq.tasks.line import COUNTS, ProcessLine
-from shardq.tasks.processes import PROCESSES_MAX, Supervisor
-from shardq.tasks.several import Several
+from shardq.tasks.processes import PROCESSES_MAX
 
 if TYPE_CHECKING:
     import socket
@@ -48,103 +47,78 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
             self.fail(f"{shown(value)} is no network such as 10.0.0.0/8.", param, ctx)
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq serve --dev",
-        "shardq serve --store sqlite:///jobs.db",
-        "shardq serve --host :: --certificate tls.crt --key tls.key --processes 2",
-    )
+@options.command(
+    "shardq serve --dev",
+    "shardq serve --store sqlite:///jobs.db",
+    "shardq serve --host :: --certificate tls.crt --key tls.key --processes 2",
+    has_json=False,
 )
-@click.option(
-    "--host",
-    metavar="ADDRESS",
+@options.option(
+    "--host ADDRESS",
+    "Listen on this address or name; 0.0.0.0 and :: are all addresses of the machine.",
     default="127.0.0.1",
-    show_default=True,
-    help="Listen on this address or name; 0.0.0.0 and :: are all addresses of the machine.",
 )
-@options.whole(
-    "--port",
-    text="The port; 0 is any that is free.",
-    least=0,
-    most=_PORT_MAX,
-    default=PORT,
+@options.option(
+    "--port N", "The port; 0 is any that is free.", least=0, most=_PORT_MAX, default=PORT
 )
-@options.whole(
-    "--processes",
-    text="How many processes answer requests; one that dies is replaced. On SQLite one is best, "
-    "on Cassandra one a core. Without it, requests are answered in this process.",
+@options.option(
+    "--processes N",
+    "How many processes answer requests; one that dies is replaced. On SQLite one is best, on "
+    "Cassandra one a core. Without it, requests are answered in this process.",
     least=1,
     most=PROCESSES_MAX,
 )
-@click.option(
-    "--certificate", metavar="FILE", help="Serve by TLS with this certificate chain, in PEM."
-)
-@click.option("--key", metavar="FILE", help="The private key of the certificate, in PEM.")
-@options.whole(
-    "--admin",
-    text="Answer the admin part of the HTTP API on this port alone.",
+@options.option("--certificate FILE", "Serve by TLS with this certificate chain, in PEM.")
+@options.option("--key FILE", "The private key of the certificate, in PEM.")
+@options.option(
+    "--admin N",
+    "Answer the admin part of the HTTP API on this port alone.",
     least=1,
     most=_PORT_MAX,
 )
-@click.option(
-    "--queues",
-    metavar="FILE",
+@options.option(
+    "--queues FILE",
+    "Make the queues of this TOML file, with their attributes, before anything is served.",
     type=click.Path(path_type=Path),
-    help="Make the queues of this TOML file, with their attributes, before anything is served.",
 )
-@click.option(
-    "--trust",
-    metavar="NETWORK",
+@options.option(
+    "--trust NETWORK",
+    "Believe X-Forwarded-For, -Proto and -Host from proxies in this network, 10.0.0.0/8 say.",
     multiple=True,
     type=Network(),
-    help="Believe X-Forwarded-For, -Proto and -Host from proxies in this network, 10.0.0.0/8 say. "
-    "May be repeated.",
 )
-@click.option(
+@options.option(
     "--take-over",
-    is_flag=True,
-    help="Listen also where another server does. Stop that one once this listens: no connection is "
+    "Listen also where another server does. Stop that one once this listens: no connection is "
     "refused.",
 )
-@click.option(
+@options.option(
     "--dev",
-    is_flag=True,
-    help="For development: print what AWS CLI and boto3 need, answer LocalStack's health path, and "
+    "For development: print what AWS CLI and boto3 need, answer LocalStack's health path, and "
     "keep all in memory where no store is named.",
 )
-@click.option(
-    "--pages-only", is_flag=True, help="Serve nothing but the pages for people, at the root."
-)
-@click.option("--no-pages", is_flag=True, help="Serve no pages.")
-@click.option("--read-only", is_flag=True, help="Let pages change nothing.")
-@click.option(
-    "--hide",
-    metavar="PATTERN",
+@options.option("--pages-only", "Serve nothing but the pages for people, at the root.")
+@options.option("--no-pages", "Serve no pages.")
+@options.option("--read-only", "Let pages change nothing.")
+@options.option(
+    "--hide PATTERN",
+    "Show no values of JSON fields and headers whose names fit, '*password*' say, on pages.",
     multiple=True,
-    help="Show no values of JSON fields and headers whose names fit, '*password*' say, on pages. "
-    "May be repeated.",
 )
-@click.option(
-    "--user-header",
-    metavar="NAME",
+@options.option(
+    "--user-header NAME",
+    "On pages, believe the user that proxies of --trust name in this header.",
     default="",
-    help="On pages, believe the user that proxies of --trust name in this header.",
 )
-@click.option(
-    "--user-levels",
-    metavar="LEVELS",
-    default="rg",
-    show_default=True,
-    help="What such users may do: the levels of a key.",
+@options.option(
+    "--user-levels LEVELS", "What such users may do: the levels of a key.", default="rg"
 )
-@click.option(
+@options.option(
     "--insecure",
-    is_flag=True,
-    help="As long as there is no account, let everybody do everything, also from other machines: "
+    "As long as there is no account, let everybody do everything, also from other machines: "
     "for a network that only such reach who may.",
 )
 @probes.metrics
-@options.store
 def serve(
     *,
     host: str,
@@ -165,7 +139,6 @@ def serve(
     user_levels: str,
     insecure: bool,
     metrics: str | None,
-    url: str | None,
 ) -> int:
     """Serve the queues of a store to clients of Amazon SQS, by an HTTP API under /v1, and on pages.
 
@@ -181,63 +154,50 @@ def serve(
     line = ProcessLine.inherited()
     declared_queues = None if queues is None else declared.read(queues)
     supervise.check_certificate(certificate, key)
-    store = _store(url, dev=dev)
+    store = _store(dev=dev)
     sockets = listening.inherited()
-    probed = Probes(metrics, None, say=_say) if line is None else None
+    probed = Probes(metrics, None) if line is None else None
     if probed is not None and processes is not None:
         if store == _DEV_STORE:
             raise UsageError("processes share no memory; name a file by --store to have several.")
-        with closing(probed):
-            supervisor = Supervisor(
-                [sys.executable, *sys.orig_argv[1:]],
-                processes=processes,
-                deadline_s=supervise.DEADLINE_S,
-                report=_say,
-                sockets=[sockets] * processes
-                if sockets
-                else _listening(host, port, admin, processes, take_over=take_over),
-                is_counting=metrics is not None,
-            )
-            several = Several(supervisor)
-            probed.begin(lambda: several, lambda: several.metrics)
-            return _supervise(supervisor)
-    try:
-        if not sockets:
-            [sockets] = _listening(host, port, admin, 1, take_over=take_over)
-        scheme = "https" if certificate else "http"
-        _serve(
-            store,
-            sockets,
-            line,
-            SiteOptions(
-                is_dev=dev,
-                trusted=trust,
-                admin_port=admin,
-                pages=_pages(only=pages_only, none=no_pages),
-                pages_only=pages_only,
-                is_read_only=read_only,
-                hidden=hide,
-                user_header=_user_header(user_header, trust),
-                user_levels=grants.levels_of(user_levels),
-            ),
-            queues=declared_queues or {},
-            urls=[listening.url_of(one, scheme) for one in sockets],
-            certificate=certificate,
-            key=key,
-            insecure=insecure,
-            probed=probed,
-            has_metrics=metrics is not None,
+        return supervised.supervise(
+            probed,
+            processes=processes,
+            deadline_s=supervise.DEADLINE_S,
+            sockets=[sockets] * processes
+            if sockets
+            else _listening(host, port, admin, processes, take_over=take_over),
+            is_counting=metrics is not None,
         )
-    except ShardqError as error:
-        if line is None:
-            raise
-        # The supervisor prints it, once for all processes.
-        code = exit_of(error)
-        line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
-        return code
+    try:
+        with supervised.reported(line), closing(probed) if probed else nullcontext():
+            if not sockets:
+                [sockets] = _listening(host, port, admin, 1, take_over=take_over)
+            scheme = "https" if certificate else "http"
+            _serve(
+                store,
+                sockets,
+                line,
+                SiteOptions(
+                    is_dev=dev,
+                    trusted=trust,
+                    admin_port=admin,
+                    pages=_pages(only=pages_only, none=no_pages),
+                    pages_only=pages_only,
+                    is_read_only=read_only,
+                    hidden=hide,
+                    user_header=_user_header(user_header, trust),
+                    user_levels=grants.levels_of(user_levels),
+                ),
+                queues=declared_queues or {},
+                urls=[listening.url_of(one, scheme) for one in sockets],
+                certificate=certificate,
+                key=key,
+                insecure=insecure,
+                probed=probed,
+                has_metrics=metrics is not None,
+            )
     finally:
-        if probed is not None:
-            probed.close()
         for one in sockets:
             one.close()
     return Exit.OK
@@ -256,10 +216,10 @@ def _user_header(name: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> s
     return name
 
 
-def _store(url: str | None, *, dev: bool) -> str:
-    if dev and not options.given_url(url) and not os.environ.get(options.STORE_VARIABLE):
+def _store(*, dev: bool) -> str:
+    if dev and not options.given_url() and not os.environ.get(options.STORE_VARIABLE):
         return _DEV_STORE
-    return options.store_url(url)
+    return options.store_url()
 
 
 def _listening(
@@ -307,8 +267,8 @@ def _serve(
 
         def tell() -> None:
             if warning:
-                _say(warning)
-            _say(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
+                streams.note(warning)
+            streams.note(f"{who}serves {db.url_shown} at {' and '.join(dict.fromkeys(urls))}.")
             if probed is not None:
                 probed.begin(vitals, probes.of_one(db))
             if line is not None:
@@ -338,18 +298,3 @@ def _print_exports(url: str, chosen: SiteOptions) -> None:
     # Version 1 of AWS CLI does not read the url from its environment.
     click.echo(f'sqs() {{ aws --endpoint-url {url} sqs "$@"; }}')
     sys.stdout.flush()
-
-
-def _supervise(supervisor: Supervisor) -> int:
-    outcome = supervisor.run()
-    if outcome.text:
-        _say(outcome.text)
-    if outcome.code or outcome.killed:
-        return outcome.code or Exit.TERMINATED
-    return Exit.OK
-
-
-def _say(text: str) -> None:
-    # A closed terminal accepts no output.
-    with suppress(OSError):
-        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)

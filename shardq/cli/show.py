@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardq.cli import jobs, options, screen
+from shardq.cli import jobs, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.cli.keyed import held
 from shardq.errors import StoreCorrupt
@@ -19,46 +19,32 @@ from shardq.model.receipt import Signer
 from shardq.model.times import iso, moment_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from shardq.inspection.finder import Finder, SearchResult
     from shardq.model.message import Row
     from shardq.queue import Queue
 
-_NAME = 10
-"""Columns of a fact's name."""
 _RECEIPT_CHARS = 60
 """A longer id that begins like a receipt is likely a receipt that was cut."""
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq show mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
-        "shardq show mail --key order-7",
-        "shardq show mail order-7 --near",
-        'shardq show mail "$receipt" --json | jq -r .state',
-    )
+@options.command(
+    "shardq show mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
+    "shardq show mail --key order-7",
+    "shardq show mail order-7 --near",
+    'shardq show mail "$receipt" --json | jq -r .state',
 )
 @options.queue
 @click.argument("message", metavar="ID|RECEIPT", required=False)
 @options.key
-@click.option(
+@options.option(
     "--near",
-    is_flag=True,
-    help="Search only what is due by now or within the hour, and the dead of the last day: not the "
+    "Search only what is due by now or within the hour, and the dead of the last day: not the "
     "whole queue, nor the whole history.",
 )
-@options.store
-@options.as_json
-def show(
-    *,
-    queue: str,
-    message: str | None,
-    key: str | None,
-    url: str | None,
-    near: bool,
-    as_json: bool,
-) -> Exit:
+def show(*, queue: str, message: str | None, key: str | None, near: bool) -> Exit:
     """Show where a message of QUEUE is, and why it does not run.
 
     A key or a RECEIPT says at once where the message is. An ID is searched: near, then among the
@@ -67,32 +53,33 @@ def show(
     """
     if (message is None) == (key is None):
         raise click.UsageError("give an ID, a RECEIPT or --key, one of them.")
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        home = source._home
-        with screen.progress() as bar:
-            told = Whereabouts(home.store, home.clock, home.register, screen.teller(bar))
-            wanted = told.finder.wanted(message, key)
-            look = told.finder.look(wanted, near=near)
-            state = told.state(wanted, look)
-            call = _call_of(told.finder, look)
-        if state is None:
-            if key is not None:
-                text = keyless(source, key)
-            elif wanted.id is not None and _is_key(source, wanted.id):
-                named = screen.exact(shlex.quote(wanted.id)).plain
-                text = (
-                    f"{queue} has no message of id {wanted.id!r}, but one of that key: see "
-                    f"`shardq show {queue} --key {named}`."
-                )
-            else:
-                text = _missing(source, wanted.id, look)
-            click.echo(f"shardq: {text}", err=True)
-            return Exit.FAILED
-        if as_json:
-            screen.print_json(state_json(state) | _row_json(source, look.row, call))
+    source = options.queue_of(queue)
+    home = source._home
+    with screen.progress() as bar:
+        told = Whereabouts(home.store, home.clock, home.register, screen.teller(bar))
+        wanted = told.finder.wanted(message, key)
+        look = told.finder.look(wanted, near=near)
+        state = told.state(wanted, look)
+        call = _call_of(told.finder, look)
+    if state is None:
+        if key is not None:
+            text = keyless(source, key)
+        elif wanted.id is not None and _is_key(source, wanted.id):
+            named = streams.escaped(shlex.quote(wanted.id))
+            text = (
+                f"{queue} has no message of id {wanted.id!r}, but one of that key: see "
+                f"`shardq show {queue} --key {named}`."
+            )
         else:
-            _print(source, state, look.row, call)
+            text = _missing(source, wanted.id, look)
+        streams.note(text)
+        return Exit.FAILED
+    if options.is_json():
+        screen.print_json(state_json(state) | _row_json(source, look.row, call))
+    else:
+        screen.print_facts(_facts(source, state, look.row, call))
+        if advice := _advice(state, is_job=call is not None):
+            click.echo(advice)
     return Exit.OK
 
 
@@ -132,35 +119,31 @@ def _row_json(source: Queue, row: Row | None, call: str | None) -> dict[str, Any
     }
 
 
-def _print(source: Queue, state: State, row: Row | None, call: str | None) -> None:
-    click.echo(f"{'id':{_NAME}}{screen.exact(state.id).plain}")
+def _facts(
+    source: Queue, state: State, row: Row | None, call: str | None
+) -> Iterator[tuple[str, str]]:
+    yield "id", state.id
     if call is not None:
-        click.echo(f"{'job':{_NAME}}{screen.exact(call).plain}")
-    print_state(state)
-    if row is not None:
-        attempts = f"{state.attempts:,}"
-        if state.where is not Where.DEAD:
-            allowed = f"{source.settings.attempts:,}"
-            if call is not None:
-                allowed = jobs.attempts_allowed(read_headers(row), source.settings.attempts)
-            attempts += f" of {allowed}"
-        first_due = f", first {iso(row.order[0])}" if row.order[0] != row.wanted_ms else ""
-        priority = _priority(source, row)
-        facts = {
-            "queue": row.shard.queue,
-            "entered": iso(row.entered_us // 1_000),
-            "due": f"{iso(row.wanted_ms)}{first_due}",
-            "attempts": attempts,
-            "priority": "-" if priority is None else str(priority),
-            "group": row.group or "-",
-        }
-        if (key := key_of(row)) is not None:
-            facts["key"] = key.name
-        for name, value in facts.items():
-            click.echo(f"{name:{_NAME}}{screen.exact(value).plain}")
-    advice = _advice(state, is_job=call is not None)
-    if advice:
-        click.echo(advice)
+        yield "job", call
+    yield "state", state_text(state)
+    if row is None:
+        return
+    attempts = f"{state.attempts:,}"
+    if state.where is not Where.DEAD:
+        allowed = f"{source.settings.attempts:,}"
+        if call is not None:
+            allowed = jobs.attempts_allowed(read_headers(row), source.settings.attempts)
+        attempts += f" of {allowed}"
+    first_due = f", first {iso(row.order[0])}" if row.order[0] != row.wanted_ms else ""
+    priority = _priority(source, row)
+    yield "queue", row.shard.queue
+    yield "entered", iso(row.entered_us // 1_000)
+    yield "due", f"{iso(row.wanted_ms)}{first_due}"
+    yield "attempts", attempts
+    yield "priority", "-" if priority is None else str(priority)
+    yield "group", row.group or "-"
+    if (key := key_of(row)) is not None:
+        yield "key", key.name
 
 
 def _call_of(finder: Finder, look: SearchResult) -> str | None:
@@ -175,13 +158,10 @@ def _call_of(finder: Finder, look: SearchResult) -> str | None:
     return None if whole is None else jobs.call_text(headers, whole.body)
 
 
-def print_state(state: State) -> None:
-    """Print where a message is, as the fact `state`."""
-    text = screen.kept_together(screen.exact(str(state)).plain)
-    first, *others = screen.wrapped(text, screen.console().width - _NAME)
-    click.echo(f"{'state':{_NAME}}{first}")
-    for line in others:
-        click.echo(f"{'':{_NAME}}{line}")
+def state_text(state: State) -> str:
+    """Where a message is, in lines that stand beside the name of a fact."""
+    text = screen.kept_together(streams.escaped(str(state)))
+    return "\n".join(screen.wrapped(text, screen.console().width - screen.FACT))
 
 
 def _priority(source: Queue, row: Row) -> int | None:
@@ -197,7 +177,7 @@ def _priority(source: Queue, row: Row) -> int | None:
 
 def _advice(state: State, *, is_job: bool) -> str:
     """The advice for a state; empty if there is nothing to do."""
-    name, named = served_queue(state.queue), screen.exact(shlex.quote(state.id)).plain
+    name, named = served_queue(state.queue), streams.escaped(shlex.quote(state.id))
     return {
         Where.PAUSED: f"Deliver again with `shardq queues resume {name}`.",
         Where.NO_CONSUMER: jobs.starting(name, are_jobs=is_job),

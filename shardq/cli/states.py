@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shardq.cli import jobs, screen
+from shardq.cli import jobs, screen, streams
 from shardq.engine.handing.hanging import hangs_after_ms
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso
@@ -247,7 +247,7 @@ def _ahead(queue: str, fired: Sequence[Schedule]) -> Iterator[Finding]:
     """Name the schedules that a clock which was ahead has fired."""
     shown, left = fired[:_NAMED], len(fired) - _NAMED
     for one in shown:
-        named = screen.exact(shlex.quote(one.name)).plain
+        named = streams.escaped(shlex.quote(one.name))
         more = f" (And {left:,} more.)" if left > 0 and one is shown[-1] else ""
         until = (
             "never fires again"
@@ -267,7 +267,7 @@ def _ahead(queue: str, fired: Sequence[Schedule]) -> Iterator[Finding]:
 def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:
     shown, left = failing[:_NAMED], len(failing) - _NAMED
     for one in shown:
-        named = screen.exact(shlex.quote(one.name)).plain
+        named = streams.escaped(shlex.quote(one.name))
         more = f" (And {left:,} more fail.)" if left > 0 and one is shown[-1] else ""
         yield Finding(
             f"schedule {one.name} of queue {queue}",
@@ -340,7 +340,7 @@ def _against_lag(view: QueueView, threads: int) -> str:
         return f"{more.capitalize()}."
     why = ""
     if view.oldest is not None:
-        named = screen.exact(shlex.quote(view.oldest)).plain
+        named = streams.escaped(shlex.quote(view.oldest))
         why = f"; `shardq show {view.name} {named}` says what that message waits for"
     if view.busy > free:
         return f"Most handlers are busy: {more}{why}."

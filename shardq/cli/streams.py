@@ -25,7 +25,10 @@ from io import (
 )
 from typing import TYPE_CHECKING
 
+import click
+
 from shardq.errors import UsageError
+from shardq.model.names import is_printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,6 +168,22 @@ def saying(text: str) -> Iterator[None]:
     except OSError as error:
         error.add_note(text)
         raise
+
+
+def note(text: str) -> None:
+    """Print a line on stderr: `shardq: ..`. Control characters are escaped."""
+    click.echo(f"shardq: {escaped(' '.join(text.split()))}", err=True)
+
+
+def escaped(text: str) -> str:
+    """A text with control characters escaped."""
+    return "".join(c if is_shown(c) else repr(c)[1:-1] for c in text)
+
+
+def is_shown(character: str) -> bool:
+    """True if a character of a text can be seen, and controls no terminal."""
+    # After a letter, because a joiner of emoji is refused alone and kept between two.
+    return is_printable("x" + character)
 
 
 def is_stdout(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.cells import cell_len
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, streams
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
@@ -20,12 +20,11 @@ _WIDTH = 120
 """Columns at most, without a terminal."""
 
 
-@click.command(
-    epilog=options.examples("shardq tasks app:app", "shardq tasks shop.jobs:app --json | jq .name")
+@options.command(
+    "shardq tasks app:app", "shardq tasks shop.jobs:app --json | jq .name", has_store=False
 )
 @click.argument("name", metavar="APP")
-@options.as_json
-def tasks(*, name: str, as_json: bool) -> None:
+def tasks(*, name: str) -> None:
     """Show the tasks of APP: their queues, arguments, options and schedules. No store is needed.
 
     Schedules are those that the app declares, app.every(..) say.
@@ -42,7 +41,7 @@ def tasks(*, name: str, as_json: bool) -> None:
         task.check()
     found = [*app._home.definitions.values()]
     triggers_of = app._declarations.triggers  # noqa: SLF001 - it is shardq's own
-    if as_json:
+    if options.is_json():
         for one in found:
             screen.print_json(_json(one, triggers_of(one)))
     elif found:
@@ -69,7 +68,7 @@ def _show(
             wrapped = screen.wrapped(text, width - len(_INDENT), indent="  ")
             lines += [f"{_INDENT}{line}" for line in wrapped]
         for line in lines:
-            click.echo(screen.exact(line).plain)
+            click.echo(streams.escaped(line))
 
 
 def _facts(one: TaskDefinition) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,19 +15,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq import consumer
-from shardq.cli import logs, options, probes, screen
-from shardq.cli.exits import Exit, exit_of
+from shardq.cli import logs, options, probes, screen, streams, supervised
+from shardq.cli.exits import Exit
 from shardq.cli.joblines import JobLines
 from shardq.cli.jobs import app_of
 from shardq.cli.probes import Probes
 from shardq.clock import SystemClock
-from shardq.errors import ShardqError, UsageError, shown
+from shardq.errors import UsageError, shown
 from shardq.health.vitals import ConsumerVitals
 from shardq.model import times
 from shardq.tasks.importing import directory_of
 from shardq.tasks.line import COUNTS, MARGIN_S, ProcessLine
-from shardq.tasks.processes import PROCESSES_MAX, Supervisor
-from shardq.tasks.several import Several
+from shardq.tasks.processes import PROCESSES_MAX
 from shardq.tasks.sources import Sources
 from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
 
@@ -63,132 +61,115 @@ class Size(click.ParamType[int]):
         return count
 
 
-@click.command(
-    epilog=options.examples(
-        "shardq work app:app",
-        "shardq work app:app --threads 8 --processes 2 --memory 500MB",
-        "shardq work app:app --reload",
-        "shardq work app:app --queue mail --log json --until-empty",
-    )
+@options.command(
+    "shardq work app:app",
+    "shardq work app:app --threads 8 --processes 2 --memory 500MB",
+    "shardq work app:app --reload",
+    "shardq work app:app --queue mail --log json --until-empty",
+    has_json=False,
 )
 @click.argument("name", metavar="APP")
-@options.whole(
-    "--threads",
-    text="How many jobs of all queues run at once in a process, but for coroutines.",
+@options.option(
+    "--threads N",
+    "How many jobs of all queues run at once in a process, but for coroutines.",
     least=1,
     most=consumer.THREADS_MAX,
     default=consumer.THREADS,
 )
-@options.whole(
-    "--coroutines",
-    text="How many coroutines run at once in a process.",
+@options.option(
+    "--coroutines N",
+    "How many coroutines run at once in a process.",
     least=1,
     most=COROUTINES_MAX,
     default=COROUTINES,
 )
-@options.whole(
-    "--processes",
-    text="How many processes run jobs, each with its own threads and loop. One that dies, or in "
+@options.option(
+    "--processes N",
+    "How many processes run jobs, each with its own threads and loop. One that dies, or in "
     "which a function outlives its time limit, is replaced. Without it, and without --memory, "
     "--max-jobs and --reload, jobs run in this process, which nothing replaces.",
     least=1,
     most=PROCESSES_MAX,
 )
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    type=Size(),
-    help="Replace a process that has grown beyond this, 500MB say: another starts at once, and it "
+@options.option(
+    "--memory SIZE",
+    "Replace a process that has grown beyond this, 500MB say: another starts at once, and it "
     "ends gracefully.",
+    type=Size(),
 )
-@options.whole(
-    "--max-jobs",
-    text="Replace a process that has run so many jobs, as one that has grown beyond --memory.",
+@options.option(
+    "--max-jobs N",
+    "Replace a process that has run so many jobs, as one that has grown beyond --memory.",
     least=1,
     most=_MAX_JOBS_MAX,
 )
-@click.option(
+@options.option(
     "--reload",
-    is_flag=True,
-    help="For development: replace the processes when a *.py file of the app changes. An app that "
+    "For development: replace the processes when a *.py file of the app changes. An app that "
     "is broken is tried again at the next change.",
 )
-@click.option(
-    "--reload-dir",
-    "reload_dirs",
-    metavar="DIR",
+@options.option(
+    "--reload-dir DIR",
+    "With --reload: watch this directory, not the app's.",
+    name="reload_dirs",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="With --reload: watch this directory, not the app's. May be repeated.",
 )
-@click.option(
-    "--reload-exclude",
-    "reload_excludes",
-    metavar="PATTERN",
+@options.option(
+    "--reload-exclude PATTERN",
+    "With --reload: pass over files and folders of this name, gen or *_pb2.py say.",
+    name="reload_excludes",
     multiple=True,
-    help="With --reload: pass over files and folders of this name, gen or *_pb2.py say. May be "
-    "repeated.",
 )
-@click.option(
-    "--queue",
-    "queues",
-    metavar="NAME",
+@options.option(
+    "--queue NAME",
+    "Serve this queue alone, not all of the app's tasks.",
+    name="queues",
     multiple=True,
-    help="Serve this queue alone, not all of the app's tasks. May be repeated.",
 )
-@options.whole(
-    "--prefetch",
-    text="How many jobs of each queue are read ahead.",
+@options.option(
+    "--prefetch N",
+    "How many jobs of each queue are read ahead.",
     least=1,
     most=consumer.PREFETCH_MAX,
     default=consumer.PREFETCH,
 )
-@click.option(
+@options.option(
     "--until-empty",
-    is_flag=True,
-    help="End once no job waits in any of the queues, however far away it is due; with 24 where "
+    "End once no job waits in any of the queues, however far away it is due; with 24 where "
     "jobs have died.",
 )
-@click.option(
-    "--deadline",
-    metavar="DURATION",
-    default=consumer.DEADLINE,
-    show_default=True,
-    help="How long a stop waits for jobs that run. Those that still run then are run again "
+@options.option(
+    "--deadline DURATION",
+    "How long a stop waits for jobs that run. Those that still run then are run again "
     "elsewhere, and spend no attempt; a process that has not ended 5 s later is killed.",
+    default=consumer.DEADLINE,
 )
-@click.option(
-    "--log",
-    "form",
-    metavar="FORM",
+@options.option(
+    "--log FORM",
+    "What is printed of each run that ends: a line for people, a JSON object, or nothing "
+    "(lines, json, none).",
+    name="form",
     type=click.Choice(("lines", "json", "none")),
     default="lines",
-    show_default=True,
-    help="What is printed of each run that ends: a line for people, a JSON object, or nothing "
-    "(lines, json, none).",
 )
 @probes.metrics
 @probes.health
-@options.store
 def work(
     *,
     name: str,
-    threads: int,
-    coroutines: int,
     processes: int | None,
     memory: int | None,
     max_jobs: int | None,
     reload: bool,
     reload_dirs: tuple[Path, ...],
     reload_excludes: tuple[str, ...],
-    queues: tuple[str, ...],
-    prefetch: int,
     until_empty: bool,
     deadline: str,
     form: str,
     metrics: str | None,
     health: str | None,
-    url: str | None,
+    **settings: Any,
 ) -> int:
     """Run the jobs of APP, of all its queues, as they come due.
 
@@ -208,64 +189,38 @@ def work(
     deadline_s = deadline_ms / 1_000
     is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
     # One of several processes answers its supervisor, which has the ports.
-    probed = Probes(metrics, health, say=_say) if line is None else None
+    probed = Probes(metrics, health) if line is None else None
     if probed is not None and is_supervised:
-        with closing(probed):
-            supervisor = Supervisor(
-                # The same command: the supervisor's line tells each process that it is one.
-                [sys.executable, *sys.orig_argv[1:]],
-                processes=processes or 1,
-                deadline_s=deadline_s,
-                report=_say,
-                memory_bytes=memory,
-                reload=Sources(
-                    *(one.resolve() for one in reload_dirs or [directory_of(name)]),
-                    excludes=reload_excludes,
-                )
-                if reload
-                else None,
-                is_counting=metrics is not None,
-            )
-            several = Several(supervisor)
-            probed.begin(lambda: several, lambda: several.metrics)
-            return _supervise(supervisor)
-
-    settings = {
-        "threads": threads,
-        "coroutines": coroutines,
-        "queues": queues,
-        "prefetch": prefetch,
-        "deadline": f"{deadline_ms}ms",
-    }
-    try:
-        with _heeding() as early, closing(probed) if probed else nullcontext():
-            app = app_of(name, url)
-            if early.is_told_to_end:
-                _say(f"was told to end while {name} was imported.")
-                return Exit.TERMINATED
-            return _work(
-                app,
-                line,
-                form,
-                deadline_s,
-                early=early,
-                max_jobs=max_jobs,
-                until_empty=until_empty,
-                settings=settings,
-                watched=partial(_watch, app.connection, probed, line, deadline_s, metrics),
-            )
-    except ShardqError as error:
-        if line is None:
-            raise
-        # The supervisor prints it, once for all processes.
-        code = exit_of(error)
-        line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
-        return code
-    except KeyboardInterrupt:
-        if line is None:
-            raise
-        line.failed(Exit.INTERRUPTED, f"interrupted while {name} was imported.")
-        return Exit.INTERRUPTED
+        watched = [path.resolve() for path in reload_dirs or [directory_of(name)]]
+        return supervised.supervise(
+            probed,
+            processes=processes or 1,
+            deadline_s=deadline_s,
+            memory_bytes=memory,
+            reload=Sources(*watched, excludes=reload_excludes) if reload else None,
+            is_counting=metrics is not None,
+        )
+    interrupted = f"interrupted while {name} was imported."
+    with (
+        supervised.reported(line, interrupted),
+        _heeding() as early,
+        closing(probed) if probed else nullcontext(),
+    ):
+        app = app_of(name)
+        if early.is_told_to_end:
+            streams.note(f"was told to end while {name} was imported.")
+            return Exit.TERMINATED
+        return _work(
+            app,
+            line,
+            form,
+            deadline_s,
+            early=early,
+            max_jobs=max_jobs,
+            until_empty=until_empty,
+            settings=settings | {"deadline": f"{deadline_ms}ms"},
+            watched=partial(_watch, app.connection, probed, line, deadline_s, metrics),
+        )
 
 
 class _Early:
@@ -305,21 +260,6 @@ def _heeding() -> Iterator[_Early]:
         yield early
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _supervise(supervisor: Supervisor) -> int:
-    outcome = supervisor.run()
-    if outcome.text:
-        _say(outcome.text)
-    if outcome.code or outcome.killed:
-        return outcome.code or Exit.TERMINATED
-    return Exit.DIED if outcome.has_deaths else Exit.OK
-
-
-def _say(text: str) -> None:
-    # A closed terminal accepts no output.
-    with suppress(OSError):
-        click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
 
 
 def _work(
@@ -362,7 +302,7 @@ def _work(
         limit = times.duration_text(round(deadline_s * 1_000))
         # A process of a supervisor may also be replaced.
         hint = "; a second Ctrl-C ends the wait" if line is None else ""
-        _say(f"{who}waits for {jobs} to end, up to {limit}{hint}.")
+        streams.note(f"{who}waits for {jobs} to end, up to {limit}{hint}.")
 
     try:
         worker = Worker(
@@ -383,9 +323,12 @@ def _work(
             lines.close()
         app.close()
     if lines is not None:
-        _say(f"{who}ended after {lines.total}.")
+        streams.note(f"{who}ended after {lines.total}.")
     if line is not None:
-        _tell_end(line, is_done=until_empty)
+        # The counts since the last question.
+        line.answer(COUNTS)
+        if until_empty:
+            line.done()
     if is_bounded:
         _end_within(MARGIN_S)
     return Exit.DIED if has_deaths else Exit.OK
@@ -412,13 +355,6 @@ def _watch(
         line.ready()
 
 
-def _tell_end(line: ProcessLine, *, is_done: bool) -> None:
-    # The counts since the last question.
-    line.answer(COUNTS)
-    if is_done:
-        line.done()
-
-
 def _report_of(
     lines: JobLines | None, max_jobs: int | None, overran: Callable[[str], object]
 ) -> Callable[[Ended], object] | None:
@@ -440,9 +376,9 @@ def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
     """Print the queues and tasks of the worker."""
     tasks = screen.plural(len(app.tasks), "task")
     served = ", ".join(dict.fromkeys(queues or app.queue_names))
-    _say(f"{who}runs {tasks} of {served} of {app.connection.url_shown}.")
+    streams.note(f"{who}runs {tasks} of {served} of {app.connection.url_shown}.")
     if others := [name for name in queues if name not in app.queue_names]:
-        _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
+        streams.note(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
 
 
 def _end_within(seconds: float) -> None:
@@ -450,7 +386,7 @@ def _end_within(seconds: float) -> None:
 
     def end() -> None:
         SystemClock().sleep(seconds)
-        _say("ends, though threads or processes that its jobs have started still work.")
+        streams.note("ends, though threads or processes that its jobs have started still work.")
         os._exit(Exit.TERMINATED)
 
     threading.Thread(target=end, name="shardq-end", daemon=True).start()

@@ -21,7 +21,7 @@ import shardq
 from shardq import cli
 from shardq.cli import logs, streams
 from shardq.cli.exits import MEANINGS, Exit
-from shardq.cli.options import examples
+from shardq.cli.options import examples, kept, option
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
@@ -94,27 +94,25 @@ def _print_script(ctx: click.Context, _option: click.Parameter, asked: bool) -> 
     + "\n\n\b\nExit codes:\n"
     + "\n".join(f" {line}" for line in exit_codes()),
 )
-@click.option(
-    "--store",
-    metavar="URL",
-    help="Which store to use, for any job that needs one. SHARDQ_STORE names it otherwise.",
+@option(
+    "--store URL",
+    "Which store to use, for any job that needs one. SHARDQ_STORE names it otherwise.",
+    **kept,
 )
-@click.option(
-    "-v",
-    "--verbose",
+@option(
+    "-v, --verbose",
+    "Log to stderr, Spark's warnings as well, and show where in Spark an error came from.",
     count=True,
-    help="Log to stderr, Spark's warnings as well, and show where in Spark an error came from.",
 )
-@click.option(
+@option(
     "--script",
-    is_flag=True,
+    "Print the path of the script that spark-submit runs these jobs by, and exit.",
     is_eager=True,
     expose_value=False,
     callback=_print_script,
-    help="Print the path of the script that spark-submit runs these jobs by, and exit.",
 )
 @click.version_option(shardq.__version__, prog_name=PROGRAM, help="Print the version and exit.")
-def program(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
+def program(verbose: int) -> None:
     """Jobs on queues of shardq with Apache Spark, on this machine or a cluster."""
     from pyspark_shardq.complaint import log_from
 

@@ -30,9 +30,9 @@ _TIMERS_MAX = 10**12
 
 @options.job(
     options.queue,
-    cli_options.whole(
-        "--rate",
-        text="How many messages a second are delivered; where it is not given, as many as in the "
+    given(
+        "--rate N",
+        "How many messages a second are delivered; where it is not given, as many as in the "
         "last hour.",
         least=1,
     ),
@@ -199,9 +199,7 @@ def archive(where: JobPlace, *, dry_run: bool, **asked: Any) -> ArchiveReport:
 
 
 @options.job(
-    cli_options.whole(
-        "--timers", text="How many timers.", least=1, most=_TIMERS_MAX, default=1_000_000
-    ),
+    given("--timers N", "How many timers.", least=1, most=_TIMERS_MAX, default=1_000_000),
     given("--start TIME", "The first due."),
     given(
         "--over DURATION",
@@ -220,12 +218,12 @@ def archive(where: JobPlace, *, dry_run: bool, **asked: Any) -> ArchiveReport:
         type=float,
         default=0.5,
     ),
-    cli_options.whole("--body", "body_bytes", text="Bytes of each body.", least=0, default=200),
-    cli_options.whole("--lanes", text="Lanes of each priority.", least=1, default=4),
-    cli_options.whole("--bands", text="Priorities.", least=1, default=1),
+    given("--body N", "Bytes of each body.", name="body_bytes", least=0, default=200),
+    given("--lanes N", "Lanes of each priority.", least=1, default=4),
+    given("--bands N", "Priorities.", least=1, default=1),
     given("--minute DURATION", "The queue's minute.", default="1m"),
-    cli_options.whole("--nodes", text="Nodes of the cluster.", least=1, default=3),
-    cli_options.whole("--replicas", text="Copies of each row.", least=1, default=3),
+    given("--nodes N", "Nodes of the cluster.", least=1, default=3),
+    given("--replicas N", "Copies of each row.", least=1, default=3),
     options.plot,
     options.report,
     doing="simulating",

@@ -24,27 +24,14 @@ if TYPE_CHECKING:
 _NICE = 10
 
 
-def given(usage: str, text: str, *, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
-    """An option, `--to PATH`; a flag where nothing follows its name.
-
-    Args:
-        usage: How it is written.
-        text: What it is, in a sentence or two.
-        name: What the command calls it, where that is not the option's own name.
-        more: What else click is told.
-    """
-    option, _, metavar = usage.partition(" ")
-    kind: dict[str, Any] = {"metavar": metavar} if metavar else {"is_flag": True}
-    names = (option, name) if name else (option,)
-    return click.option(*names, help=text, show_default="default" in more, **kind, **more)
-
+given = options.option
 
 queue = given("--queue NAME", "The queue.", required=True)
 dry_run = given("--dry-run", "Say what would be done, and do nothing.")
 run = given(
     "--run RUN", "Resume this run: what it has done is not done again. Each run prints its name."
 )
-rate = options.whole("--rate", text="At most N messages a second, of all tasks together.", least=1)
+rate = given("--rate N", "At most N messages a second, of all tasks together.", least=1)
 report = given("--report FILE", "Write a page with tables and plots there.")
 plot = given("--plot FILE", "Write a plot there, as PNG.")
 _SESSION = (
@@ -65,14 +52,12 @@ class JobPlace:
 
     Attributes:
         name: The queue's name; None: the job is of none.
-        url: The store's url as the command was given it.
         master: Of Spark.
         memory: Of Spark's Java.
         is_nice: True if others go first.
     """
 
     name: str | None
-    url: str | None
     master: str | None
     memory: str
     is_nice: bool
@@ -102,7 +87,7 @@ class JobPlace:
         from pyspark_shardq import connect
 
         # Before Java is started, which takes seconds: what is wrong is said at once.
-        url = options.store_url(self.url)
+        url = options.store_url()
         return connect(self.session(), self.name or "", url)
 
 
@@ -128,20 +113,18 @@ def job(
             master: str | None,
             memory: str,
             nice: bool,
-            as_json: bool,
             queue: str | None = None,
-            url: str | None = None,
             plot: str | None = None,
             report: str | None = None,
             **asked: Any,
         ) -> Exit:
             with busy(f"{doing} {queue or ''}") if doing else nullcontext():
-                found = work(JobPlace(queue, url, master, memory, nice), **asked)
+                found = work(JobPlace(queue, master, memory, nice), **asked)
             if plot is not None:
                 Path(plot).write_bytes(found.plot())
             if report is not None:
                 Path(report).write_text(found.page(), encoding="utf-8")
-            if as_json:
+            if options.is_json():
                 screen.print_json(found.to_json())
             else:
                 # Reasons and names are as somebody else has written them.
