@@ -159,65 +159,54 @@ def test_what_is_no_call_is_there_as_well(sync: type) -> None:
 
 
 @on_both_stores
-def test_what_is_put_is_received_and_acked(url: str) -> None:
-    async def main() -> None:
-        async with opened(url) as queue:
-            put = await queue.put("hello", headers={"a": "b"})
-            later = await queue.put("later", delay="1h", key="later")
-            [message] = await queue.receive(wait="20s")
-            assert (message.id, message.text, message.headers) == (put.id, "hello", {"a": "b"})
-            await queue.ack(message)
-            assert await queue.cancel(key="later") is shardq.Answer.DONE
-            assert not await queue.cancel(later)
-            assert [record.id async for record in queue.history(put.id)] == [put.id]
-            assert (await queue.totals()).acked == 1
-            assert (await queue.settings()).history_ms == 86_400_000
-            assert await queue.dead.peek() == []
-
-    run(main)
+async def test_what_is_put_is_received_and_acked(url: str) -> None:
+    async with opened(url) as queue:
+        put = await queue.put("hello", headers={"a": "b"})
+        later = await queue.put("later", delay="1h", key="later")
+        [message] = await queue.receive(wait="20s")
+        assert (message.id, message.text, message.headers) == (put.id, "hello", {"a": "b"})
+        await queue.ack(message)
+        assert await queue.cancel(key="later") is shardq.Answer.DONE
+        assert not await queue.cancel(later)
+        assert [record.id async for record in queue.history(put.id)] == [put.id]
+        assert (await queue.totals()).acked == 1
+        assert (await queue.settings()).history_ms == 86_400_000
+        assert await queue.dead.peek() == []
 
 
-def test_a_queue_is_opened_by_its_first_call(local: str) -> None:
-    async def main() -> None:
-        async with aio.connect(local) as db:
-            with pytest.raises(BadName):
-                db.queue("no name")
-            queue = db.queue("mail", create=False)
-            assert await db.queues() == []
-            with pytest.raises(UnknownQueue):
-                await queue.put("a")
-            await db.queue("mail", attempts=7).put("a")
-            assert (await queue.settings()).attempts == 7
-            assert await db.queues() == ["mail"]
-
-    run(main)
+async def test_a_queue_is_opened_by_its_first_call(local: str) -> None:
+    async with aio.connect(local) as db:
+        with pytest.raises(BadName):
+            db.queue("no name")
+        queue = db.queue("mail", create=False)
+        assert await db.queues() == []
+        with pytest.raises(UnknownQueue):
+            await queue.put("a")
+        await db.queue("mail", attempts=7).put("a")
+        assert (await queue.settings()).attempts == 7
+        assert await db.queues() == ["mail"]
 
 
-def test_a_connection_that_was_given_stays_open(local: str) -> None:
-    async def main() -> None:
-        async with aio.connect(db) as shared:
-            assert shared.url_shown == db.url_shown
-            await shared.queue("mail").put("a")
-
+async def test_a_connection_that_was_given_stays_open(local: str) -> None:
     with shardq.connect(local) as db:
-        run(main)
+    
+    async with aio.connect(db) as shared:
+        assert shared.url_shown == db.url_shown
+        await shared.queue("mail").put("a")
         assert [message.text for message in db.queue("mail").peek()] == ["a"]
 
 
-def test_a_connection_may_be_awaited_and_closed(local: str) -> None:
-    async def main() -> None:
-        unopened = aio.connect(local)
-        with pytest.raises(UsageError, match="is not open; `async with` it, or await it, first"):
-            await unopened.queue("mail").put("a")
-        db = await aio.connect(local)
-        queue = db.queue("mail")
-        await queue.put("a")
-        await db.close()
-        await db.close()
-        with pytest.raises(UsageError, match="this connection is closed; open another"):
-            await queue.put("b")
-
-    run(main)
+async def test_a_connection_may_be_awaited_and_closed(local: str) -> None:
+    unopened = aio.connect(local)
+    with pytest.raises(UsageError, match="is not open; `async with` it, or await it, first"):
+        await unopened.queue("mail").put("a")
+    db = await aio.connect(local)
+    queue = db.queue("mail")
+    await queue.put("a")
+    await db.close()
+    await db.close()
+    with pytest.raises(UsageError, match="this connection is closed; open another"):
+        await queue.put("b")
 
 
 @pytest.mark.parametrize("threads", [0, 1_001, "8", True])
@@ -226,61 +215,49 @@ def test_a_count_of_threads_that_cannot_be_is_refused(threads: Any) -> None:
         aio.connect("sqlite://", threads=threads)
 
 
-def test_the_loop_turns_while_the_store_does_not_answer(local: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            await queue.put("a")
-            blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
-            blocker.execute("BEGIN IMMEDIATE")
-            putting = asyncio.create_task(queue.put("b"))
-            await turns(1_000)
-            assert not putting.done()
-            blocker.execute("ROLLBACK")
-            blocker.close()
-            assert (await putting).body == b"b"
-
-    run(main)
+async def test_the_loop_turns_while_the_store_does_not_answer(local: str, tmp_path: Path) -> None:
+    async with opened(local) as queue:
+        await queue.put("a")
+        blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        putting = asyncio.create_task(queue.put("b"))
+        await turns(1_000)
+        assert not putting.done()
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        assert (await putting).body == b"b"
 
 
-def test_what_runs_in_a_thread_sees_the_context_of_its_caller(local: str) -> None:
+async def test_what_runs_in_a_thread_sees_the_context_of_its_caller(local: str) -> None:
     def items() -> Iterator[str]:
         yield where.get()
 
-    async def main() -> None:
-        async with opened(local) as queue:
-            where.set("here")
-            await queue.put_many(items())
-            assert [message.text for message in await queue.peek()] == ["here"]
-
     where: ContextVar[str] = ContextVar("where")
-    run(main)
+    async with opened(local) as queue:
+        where.set("here")
+        await queue.put_many(items())
+        assert [message.text for message in await queue.peek()] == ["here"]
 
 
-def test_a_queue_forwards_to_one_of_its_own_connection_alone(url: str) -> None:
-    async def main() -> None:
-        async with aio.connect(url) as db, opened(url) as other:
-            queue, to = db.queue(f"aio-{uuid4().hex}"), db.queue(f"aio-{uuid4().hex}")
-            sent = await queue.put("a")
-            [message] = await queue.receive(wait="20s")
-            with pytest.raises(UsageError, match="of another connection; give its name"):
-                await queue.forward(message, to=other)
-            await queue.forward(message, to=to)
-            [message] = await to.receive(wait="20s")
-            assert message.id == sent.id
-
-    run(main)
+async def test_a_queue_forwards_to_one_of_its_own_connection_alone(url: str) -> None:
+    async with aio.connect(url) as db, opened(url) as other:
+        queue, to = db.queue(f"aio-{uuid4().hex}"), db.queue(f"aio-{uuid4().hex}")
+        sent = await queue.put("a")
+        [message] = await queue.receive(wait="20s")
+        with pytest.raises(UsageError, match="of another connection; give its name"):
+            await queue.forward(message, to=other)
+        await queue.forward(message, to=to)
+        [message] = await to.receive(wait="20s")
+        assert message.id == sent.id
 
 
-def test_a_wrong_argument_is_refused_as_by_a_queue(local: str) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            for call in (queue.depth, queue.forward, queue.peek):
-                with pytest.raises(
-                    TypeError, match=rf"Queue\.{call.__name__}\(\) got an unexpected"
-                ):
-                    await call(exat=True)
-
-    run(main)
+async def test_a_wrong_argument_is_refused_as_by_a_queue(local: str) -> None:
+    async with opened(local) as queue:
+        for call in (queue.depth, queue.forward, queue.peek):
+            with pytest.raises(
+                TypeError, match=rf"Queue\.{call.__name__}\(\) got an unexpected"
+            ):
+                await call(exat=True)
 
 
 # Putting many -------------------------------------------------------------------------------------
@@ -295,60 +272,48 @@ async def counted(count: int, error: Exception | None = None) -> AsyncIterator[s
         raise error
 
 
-def test_many_are_put_from_iterables_of_both_kinds(url: str) -> None:
-    async def main() -> None:
-        async with opened(url) as queue:
-            assert await queue.put_many(counted(2_500)) == 2_500
-            assert await queue.put_many(str(number) for number in range(10)) == 10
-            ids = await queue.put_many(counted(3), ids=True)
-            assert len(set(ids)) == 3
-            assert await queue.put_many(counted(0)) == 0
-            depth = await queue.depth(exact=True)
-            assert depth.ready + depth.waiting == 2_513
-
-    run(main)
+async def test_many_are_put_from_iterables_of_both_kinds(url: str) -> None:
+    async with opened(url) as queue:
+        assert await queue.put_many(counted(2_500)) == 2_500
+        assert await queue.put_many(str(number) for number in range(10)) == 10
+        ids = await queue.put_many(counted(3), ids=True)
+        assert len(set(ids)) == 3
+        assert await queue.put_many(counted(0)) == 0
+        depth = await queue.depth(exact=True)
+        assert depth.ready + depth.waiting == 2_513
 
 
-def test_what_an_async_iterable_raises_is_raised_once_all_before_it_is_stored(local: str) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            with pytest.raises(KeyError) as caught:
-                await queue.put_many(counted(1_500, KeyError("none")))
-            assert caught.value.__notes__ == ["1,500 messages before it were put."]
-            depth = await queue.depth(exact=True)
-            assert depth.ready + depth.waiting == 1_500
-
-    run(main)
+async def test_what_an_async_iterable_raises_is_raised_once_all_before_it_is_stored(local: str) -> None:
+    async with opened(local) as queue:
+        with pytest.raises(KeyError) as caught:
+            await queue.put_many(counted(1_500, KeyError("none")))
+        assert caught.value.__notes__ == ["1,500 messages before it were put."]
+        depth = await queue.depth(exact=True)
+        assert depth.ready + depth.waiting == 1_500
 
 
-def test_an_item_that_cannot_be_put_ends_an_async_iterable(local: str) -> None:
+async def test_an_item_that_cannot_be_put_ends_an_async_iterable(local: str) -> None:
     async def items() -> AsyncIterator[Any]:
         yield "a"
         yield 7
         for number in itertools.count():
             yield str(number)
 
-    async def main() -> None:
-        async with opened(local) as queue:
-            with pytest.raises(UsageError, match="not int") as caught:
-                await queue.put_many(items())
-            assert caught.value.__notes__ == ["1 messages before it were put."]
-
-    run(main)
+    async with opened(local) as queue:
+        with pytest.raises(UsageError, match="not int") as caught:
+            await queue.put_many(items())
+        assert caught.value.__notes__ == ["1 messages before it were put."]
 
 
 @pytest.mark.parametrize("wrong", ["abc", b"abc", {"body": "a"}, 7])
-def test_what_is_no_iterable_of_messages_is_refused(local: str, wrong: Any) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            with pytest.raises(UsageError, match="put_many takes an iterable"):
-                await queue.put_many(wrong)
-
-    run(main)
+async def test_what_is_no_iterable_of_messages_is_refused(local: str, wrong: Any) -> None:
+    async with opened(local) as queue:
+        with pytest.raises(UsageError, match="put_many takes an iterable"):
+            await queue.put_many(wrong)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_put_of_many_that_is_cancelled_reads_no_further(local: str, is_async: bool) -> None:
+async def test_a_put_of_many_that_is_cancelled_reads_no_further(local: str, is_async: bool) -> None:
     def items() -> Iterator[str]:
         for number in range(2_000_000):
             read.append(number)
@@ -359,183 +324,154 @@ def test_a_put_of_many_that_is_cancelled_reads_no_further(local: str, is_async: 
             yield item
             await turns(1)
 
-    async def main() -> None:
-        async with opened(local) as queue:
-            putting = asyncio.create_task(queue.put_many(async_items() if is_async else items()))
-            await until(lambda: len(read) > 5_000)
-            putting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await putting
-
     read: list[int] = []
-    run(main)
+    async with opened(local) as queue:
+        putting = asyncio.create_task(queue.put_many(async_items() if is_async else items()))
+        await until(lambda: len(read) > 5_000)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
     assert len(read) < 2_000_000
 
 
 # Receiving ----------------------------------------------------------------------------------------
 
 
-def test_a_receive_waits_for_what_is_put_and_no_longer_than_it_was_told(url: str) -> None:
-    async def main() -> None:
-        async with opened(url) as queue:
-            waits = [asyncio.create_task(queue.receive(wait="0.3s")) for _ in range(3)]
-            assert await asyncio.gather(*waits) == [[], [], []]
-            waiting = asyncio.create_task(queue.receive(wait="50s"))
-            await turns()
-            await queue.put("a")
-            [message] = await waiting
-            assert message.text == "a"
-            await queue.ack(message)
-
-    run(main)
+async def test_a_receive_waits_for_what_is_put_and_no_longer_than_it_was_told(url: str) -> None:
+    async with opened(url) as queue:
+        waits = [asyncio.create_task(queue.receive(wait="0.3s")) for _ in range(3)]
+        assert await asyncio.gather(*waits) == [[], [], []]
+        waiting = asyncio.create_task(queue.receive(wait="50s"))
+        await turns()
+        await queue.put("a")
+        [message] = await waiting
+        assert message.text == "a"
+        await queue.ack(message)
 
 
-def test_a_receive_that_cannot_be_is_refused_as_by_a_queue(local: str) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            for wrong in ("61m", "-1s", "soon"):
-                with pytest.raises(BadTime):
-                    await queue.receive(wait=wrong)
-            with pytest.raises(BadSetting):
-                await queue.receive(0, wait="10s")
-
-    run(main)
+async def test_a_receive_that_cannot_be_is_refused_as_by_a_queue(local: str) -> None:
+    async with opened(local) as queue:
+        for wrong in ("61m", "-1s", "soon"):
+            with pytest.raises(BadTime):
+                await queue.receive(wait=wrong)
+        with pytest.raises(BadSetting):
+            await queue.receive(0, wait="10s")
 
 
-def test_a_receive_waits_no_longer_than_it_was_told_for_a_store_that_does_not_answer() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(A_MINUTE), aio.connect(db) as shared:
-            assert await shared.queue("mail").receive(wait="0.1s") == []
-            may_answer.set()
-
+async def test_a_receive_waits_no_longer_than_it_was_told_for_a_store_that_does_not_answer() -> None:
     with Stage(threaded=True) as stage:
         may_answer = threading.Event()
         db = shardq.Connection(stage._store, stage.clock)
         stage.faults.call("read", lambda: may_answer.wait(A_MINUTE), after=False)
-        run(main)
+    
+    async with asyncio.timeout(A_MINUTE), aio.connect(db) as shared:
+        assert await shared.queue("mail").receive(wait="0.1s") == []
+        may_answer.set()
         db.close()
 
 
-def test_many_that_wait_take_one_thread_and_get_one_message_each(url: str) -> None:
-    async def main() -> None:
-        before = set(threading.enumerate())
-        async with opened(url, threads=2) as queue:
-            waiting = [asyncio.create_task(queue.receive(1, wait="55s")) for _ in range(100)]
-            await turns()
-            assert await queue.receive() == [], "each of them has looked once"
-            await queue.put_many(str(number) for number in range(100))
-            got = [message for messages in await asyncio.gather(*waiting) for message in messages]
-            assert sorted(int(message.text) for message in got) == list(range(100))
-            assert len(pooled(before)) <= 4
-            await queue.ack(*got)
-        assert pooled(before) == []
-
-    run(main)
+async def test_many_that_wait_take_one_thread_and_get_one_message_each(url: str) -> None:
+    before = set(threading.enumerate())
+    async with opened(url, threads=2) as queue:
+        waiting = [asyncio.create_task(queue.receive(1, wait="55s")) for _ in range(100)]
+        await turns()
+        assert await queue.receive() == [], "each of them has looked once"
+        await queue.put_many(str(number) for number in range(100))
+        got = [message for messages in await asyncio.gather(*waiting) for message in messages]
+        assert sorted(int(message.text) for message in got) == list(range(100))
+        assert len(pooled(before)) <= 4
+        await queue.ack(*got)
+    assert pooled(before) == []
 
 
-def test_a_receive_that_is_cancelled_ends_at_once(local: str) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            waiting = [asyncio.create_task(queue.receive(wait="55s")) for _ in range(20)]
-            await turns()
-            await queue.peek()
-            for one in waiting:
-                one.cancel()
-            ended = await asyncio.gather(*waiting, return_exceptions=True)
-            assert [type(one) for one in ended] == [asyncio.CancelledError] * 20
-            await queue.put("a")
-            [message] = await queue.receive(wait="50s")
-            assert message.attempt == 1
-
-    run(main)
+async def test_a_receive_that_is_cancelled_ends_at_once(local: str) -> None:
+    async with opened(local) as queue:
+        waiting = [asyncio.create_task(queue.receive(wait="55s")) for _ in range(20)]
+        await turns()
+        await queue.peek()
+        for one in waiting:
+            one.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in ended] == [asyncio.CancelledError] * 20
+        await queue.put("a")
+        [message] = await queue.receive(wait="50s")
+        assert message.attempt == 1
 
 
-def test_what_a_cancelled_receive_has_taken_is_released_and_costs_no_attempt(url: str) -> None:
-    async def main() -> None:
-        async with opened(url) as queue:
-            put = await queue.put("a")
+async def test_what_a_cancelled_receive_has_taken_is_released_and_costs_no_attempt(url: str) -> None:
+    async with opened(url) as queue:
+        put = await queue.put("a")
+        waiting = asyncio.create_task(queue.receive(visibility="1h", wait="55s"))
+        await turns(3)
+        # Until a thread has taken it, while the loop stands still and cannot give it to anyone.
+        with shardq.connect(url) as other:
+            looked = other.queue(queue.name)
+            while (found := looked.find(put.id)) is None or not found.attempt:
+                threading.Event().wait(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        [message] = await queue.receive(wait="50s")
+        assert (message.id, message.attempt) == (put.id, 1)
+
+
+async def test_whenever_a_receive_is_cancelled_its_message_is_received_by_another(local: str) -> None:
+    async with opened(local) as queue:
+        for number in range(30):
             waiting = asyncio.create_task(queue.receive(visibility="1h", wait="55s"))
-            await turns(3)
-            # Until a thread has taken it, while the loop stands still and cannot give it to anyone.
-            with shardq.connect(url) as other:
-                looked = other.queue(queue.name)
-                while (found := looked.find(put.id)) is None or not found.attempt:
-                    threading.Event().wait(0.001)
+            await queue.put(str(number))
+            await turns(7 * number)
             waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            [message] = await queue.receive(wait="50s")
-            assert (message.id, message.attempt) == (put.id, 1)
-
-    run(main)
-
-
-def test_whenever_a_receive_is_cancelled_its_message_is_received_by_another(local: str) -> None:
-    async def main() -> None:
-        async with opened(local) as queue:
-            for number in range(30):
-                waiting = asyncio.create_task(queue.receive(visibility="1h", wait="55s"))
-                await queue.put(str(number))
-                await turns(7 * number)
-                waiting.cancel()
-                [ended] = await asyncio.gather(waiting, return_exceptions=True)
-                got = ended if isinstance(ended, list) else await queue.receive(wait="50s")
-                [message] = got
-                assert (message.text, message.attempt) == (str(number), 1)
-                await queue.ack(message)
-
-    run(main)
+            [ended] = await asyncio.gather(waiting, return_exceptions=True)
+            got = ended if isinstance(ended, list) else await queue.receive(wait="50s")
+            [message] = got
+            assert (message.text, message.attempt) == (str(number), 1)
+            await queue.ack(message)
 
 
 @on_both_stores
-def test_schedules_are_made_read_and_changed(url: str) -> None:
-    async def main() -> None:
-        async with opened(url) as queue:
-            hourly = await queue.every("1h", "hello", name="hourly", missed="all")
-            nightly = await queue.cron("30 2 * * *", "night", tz="Europe/Berlin", name="nightly")
-            once = DateTrigger("2040-01-01", timezone="UTC")
-            assert (await queue.schedule(once, "once", name="once")).next == datetime(
-                2040, 1, 1, tzinfo=UTC
-            )
-            assert [one.name async for one in queue.schedules] == ["hourly", "nightly", "once"]
-            assert (await hourly.pause()).state == "paused"
-            assert (await hourly.resume()).state == "waiting"
-            changed = await hourly.change(every="5m", body="hi")
-            assert (str(changed.trigger), changed.policies.missed) == ("every 5m", "all")
-            assert (await changed.run()).text == "hi"
-            day = ("2027-03-28T00:00Z", "2027-03-29T00:00Z")
-            assert await nightly.backfill(*day) == 1
-            [gap, _] = await nightly.preview(2, day[0])
-            assert gap == (await queue.schedules.preview("nightly", 1, day[0]))[0]
-            assert "clocks go forward" in gap.why
-            assert await nightly.remove()
-            assert await queue.schedules.get("nightly") is None
-            assert await queue.schedules.remove("once")
-            assert not await queue.schedules.remove("once")
-            found = await queue.schedules.get("hourly")
-            assert found is not None
-            assert {name: getattr(found, name) for name in READ - {"_of"}} == {
-                name: getattr(changed, name) for name in READ - {"_of"}
-            }
-            await asyncio.gather(*[one.remove() async for one in queue.schedules])
-
-    run(main)
+async def test_schedules_are_made_read_and_changed(url: str) -> None:
+    async with opened(url) as queue:
+        hourly = await queue.every("1h", "hello", name="hourly", missed="all")
+        nightly = await queue.cron("30 2 * * *", "night", tz="Europe/Berlin", name="nightly")
+        once = DateTrigger("2040-01-01", timezone="UTC")
+        assert (await queue.schedule(once, "once", name="once")).next == datetime(
+            2040, 1, 1, tzinfo=UTC
+        )
+        assert [one.name async for one in queue.schedules] == ["hourly", "nightly", "once"]
+        assert (await hourly.pause()).state == "paused"
+        assert (await hourly.resume()).state == "waiting"
+        changed = await hourly.change(every="5m", body="hi")
+        assert (str(changed.trigger), changed.policies.missed) == ("every 5m", "all")
+        assert (await changed.run()).text == "hi"
+        day = ("2027-03-28T00:00Z", "2027-03-29T00:00Z")
+        assert await nightly.backfill(*day) == 1
+        [gap, _] = await nightly.preview(2, day[0])
+        assert gap == (await queue.schedules.preview("nightly", 1, day[0]))[0]
+        assert "clocks go forward" in gap.why
+        assert await nightly.remove()
+        assert await queue.schedules.get("nightly") is None
+        assert await queue.schedules.remove("once")
+        assert not await queue.schedules.remove("once")
+        found = await queue.schedules.get("hourly")
+        assert found is not None
+        assert {name: getattr(found, name) for name in READ - {"_of"}} == {
+            name: getattr(changed, name) for name in READ - {"_of"}
+        }
+        await asyncio.gather(*[one.remove() async for one in queue.schedules])
 
 
-def test_a_close_lets_calls_end(local: str) -> None:
-    async def main() -> None:
-        db = await aio.connect(local)
-        queue = db.queue("mail")
-        await queue.peek()
-        calls = [asyncio.create_task(queue.put(str(number))) for number in range(50)]
-        waiting = asyncio.create_task(queue.receive(100, visibility="1h", wait="55s"))
-        await turns(2)
-        await db.close()
-        await asyncio.gather(*calls)
-        got = (await asyncio.gather(waiting, return_exceptions=True))[0]
-        received = len(got) if isinstance(got, list) else 0
-        with shardq.connect(local) as other:
-            depth = other.queue("mail").depth(exact=True)
-        assert depth.ready + depth.waiting + received == 50
-
-    run(main)
+async def test_a_close_lets_calls_end(local: str) -> None:
+    db = await aio.connect(local)
+    queue = db.queue("mail")
+    await queue.peek()
+    calls = [asyncio.create_task(queue.put(str(number))) for number in range(50)]
+    waiting = asyncio.create_task(queue.receive(100, visibility="1h", wait="55s"))
+    await turns(2)
+    await db.close()
+    await asyncio.gather(*calls)
+    got = (await asyncio.gather(waiting, return_exceptions=True))[0]
+    received = len(got) if isinstance(got, list) else 0
+    with shardq.connect(local) as other:
+        depth = other.queue("mail").depth(exact=True)
+    assert depth.ready + depth.waiting + received == 50

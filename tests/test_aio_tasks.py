@@ -46,7 +46,7 @@ async def worked(app: App) -> None:
 
 
 @on_both_stores
-def test_a_job_is_put_and_its_result_waited_for(app: App) -> None:
+async def test_a_job_is_put_and_its_result_waited_for(app: App) -> None:
     @app.task
     def add(one: int, *, other: int = 1) -> int:
         return one + other
@@ -55,58 +55,52 @@ def test_a_job_is_put_and_its_result_waited_for(app: App) -> None:
     async def fail(why: str) -> None:
         raise OSError(why)
 
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            job = await aio.task(add).put(1, other=2)
-            failing = await aio.task(fail).put("no luck")
-            assert (job.queue, job.task, job.key) == (app.queue_names[0], add.name, None)
-            assert await job.state() is JobState.WAITING
-            with pytest.raises(JobTimeout):
-                await job.result(timeout="50ms")
-            waiting = asyncio.gather(job.result(), failing.result(), return_exceptions=True)
-            await worked(app)
-            result, error = await waiting
-            assert result == 3
-            assert isinstance(error, JobFailed)
-            assert await job.state() is JobState.DONE
-            assert await failing.attempt() == 1
-            assert "OSError: no luck" in (await failing.error() or "")
-            assert "OSError: no luck" in (await failing.traceback() or "")
-            assert await job.progress() is None
-            again = await aio.App(app).job(job.id, task=add.name)
-            assert await again.result() == 3
-            await aio.App(app).close()
-
-    asyncio.run(main())
+    async with asyncio.timeout(60):
+        job = await aio.task(add).put(1, other=2)
+        failing = await aio.task(fail).put("no luck")
+        assert (job.queue, job.task, job.key) == (app.queue_names[0], add.name, None)
+        assert await job.state() is JobState.WAITING
+        with pytest.raises(JobTimeout):
+            await job.result(timeout="50ms")
+        waiting = asyncio.gather(job.result(), failing.result(), return_exceptions=True)
+        await worked(app)
+        result, error = await waiting
+        assert result == 3
+        assert isinstance(error, JobFailed)
+        assert await job.state() is JobState.DONE
+        assert await failing.attempt() == 1
+        assert "OSError: no luck" in (await failing.error() or "")
+        assert "OSError: no luck" in (await failing.traceback() or "")
+        assert await job.progress() is None
+        again = await aio.App(app).job(job.id, task=add.name)
+        assert await again.result() == 3
+        await aio.App(app).close()
 
 
-def test_a_job_is_found_moved_and_cancelled_by_its_key(app: App) -> None:
+async def test_a_job_is_found_moved_and_cancelled_by_its_key(app: App) -> None:
     @app.task
     def remind(user: str) -> None: ...
 
-    async def main() -> None:
-        async with asyncio.timeout(60), aio.App(app) as faced:
-            later = aio.task(remind).using(delay="3d", key="remind-ada")
-            job = await later.put("ada")
-            assert job.key == "remind-ada"
-            assert await faced.move("remind-ada", delay="1d") is Answer.DONE
-            found = await faced.get("remind-ada")
-            assert found is not None
-            assert found.id == job.id
-            with pytest.raises(KeyTaken):
-                await later.using(on_conflict="reject").put("ada")
-            assert await job.move(delay="2d") is Answer.DONE
-            assert await faced.cancel("remind-ada") is Answer.DONE
-            assert await faced.cancel("remind-ada") is Answer.NOT_THERE
-            assert await faced.get("remind-ada") is None
-            assert await job.state() is JobState.CANCELLED
-            other = await aio.task(remind).using(delay="1h").put("bob")
-            assert await other.cancel()
-
-    asyncio.run(main())
+    async with asyncio.timeout(60), aio.App(app) as faced:
+        later = aio.task(remind).using(delay="3d", key="remind-ada")
+        job = await later.put("ada")
+        assert job.key == "remind-ada"
+        assert await faced.move("remind-ada", delay="1d") is Answer.DONE
+        found = await faced.get("remind-ada")
+        assert found is not None
+        assert found.id == job.id
+        with pytest.raises(KeyTaken):
+            await later.using(on_conflict="reject").put("ada")
+        assert await job.move(delay="2d") is Answer.DONE
+        assert await faced.cancel("remind-ada") is Answer.DONE
+        assert await faced.cancel("remind-ada") is Answer.NOT_THERE
+        assert await faced.get("remind-ada") is None
+        assert await job.state() is JobState.CANCELLED
+        other = await aio.task(remind).using(delay="1h").put("bob")
+        assert await other.cancel()
 
 
-def test_many_are_put_from_iterables_of_both_kinds(local: App) -> None:
+async def test_many_are_put_from_iterables_of_both_kinds(local: App) -> None:
     got: list[tuple[str, int]] = []
 
     @local.task
@@ -129,55 +123,46 @@ def test_many_are_put_from_iterables_of_both_kinds(local: App) -> None:
         yield ("b",)
         yield (1,)
 
-    async def main() -> None:
-        faced = aio.task(note)
-        assert await faced.put_many(calls()) == 1_500
-        assert len(await faced.put_many([("b",), {"user": "c"}], ids=True)) == 2
-        assert await aio.task(index).put_many(ids()) == 20
-        with pytest.raises(BadArguments) as caught:
-            await faced.put_many(wrong())
-        assert caught.value.__notes__ == ["1 messages before it were put."]
-
-    asyncio.run(main())
+    faced = aio.task(note)
+    assert await faced.put_many(calls()) == 1_500
+    assert len(await faced.put_many([("b",), {"user": "c"}], ids=True)) == 2
+    assert await aio.task(index).put_many(ids()) == 20
+    with pytest.raises(BadArguments) as caught:
+        await faced.put_many(wrong())
+    assert caught.value.__notes__ == ["1 messages before it were put."]
     Worker(local).run(until_empty=True)
     expected = [("a", number) for number in range(1_500)] + [("b", 0), ("c", 0), ("b", 0)]
     assert sorted(got) == sorted(expected + [(str(number), 0) for number in range(20)])
 
 
-def test_any_number_of_results_is_waited_for_in_few_threads(local: App) -> None:
+async def test_any_number_of_results_is_waited_for_in_few_threads(local: App) -> None:
     @local.task
     def double(number: int) -> int:
         return 2 * number
 
-    async def main() -> None:
-        before = set(threading.enumerate())
-        async with asyncio.timeout(60), aio.App(local, threads=2) as faced:
-            jobs = [await aio.task(double).put(number) for number in range(60)]
-            waiting = asyncio.gather(*(job.result() for job in jobs))
-            assert await faced.get("none") is None
-            assert len(pooled(before)) <= 3
-            await worked(local)
-            assert await waiting == [2 * number for number in range(60)]
-
-    asyncio.run(main())
+    before = set(threading.enumerate())
+    async with asyncio.timeout(60), aio.App(local, threads=2) as faced:
+        jobs = [await aio.task(double).put(number) for number in range(60)]
+        waiting = asyncio.gather(*(job.result() for job in jobs))
+        assert await faced.get("none") is None
+        assert len(pooled(before)) <= 3
+        await worked(local)
+        assert await waiting == [2 * number for number in range(60)]
 
 
-def test_a_wrong_argument_or_option_is_refused_as_by_a_task(local: App) -> None:
+async def test_a_wrong_argument_or_option_is_refused_as_by_a_task(local: App) -> None:
     @local.task(keep=None)
     def note(user: str) -> None: ...
 
-    async def main() -> None:
-        faced = aio.task(note)
-        assert faced.name == note.name
-        with pytest.raises(BadArguments, match="argument user must be str, not int"):
-            await faced.put(1)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="unknown option 'dely'"):
-            faced.using(dely="1d")  # type: ignore[call-arg]
-        job = await faced.put("ada")
-        with pytest.raises(NoResult):
-            await job.result()
-
-    asyncio.run(main())
+    faced = aio.task(note)
+    assert faced.name == note.name
+    with pytest.raises(BadArguments, match="argument user must be str, not int"):
+        await faced.put(1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown option 'dely'"):
+        faced.using(dely="1d")  # type: ignore[call-arg]
+    job = await faced.put("ada")
+    with pytest.raises(NoResult):
+        await job.result()
 
 
 def test_what_is_no_app_or_task_is_refused_in_a_sentence() -> None:
@@ -203,27 +188,24 @@ def test_an_app_serves_one_loop_after_the_other(local: App) -> None:
     assert len(local.queue("default").peek(100)) == 60
 
 
-def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None:
+async def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None:
     @app.task(name="sync")
     def sync(region: str = "all") -> None: ...
 
     app.every("1h", sync)
 
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            schedules = aio.App(app).schedules
-            assert [one.name async for one in schedules] == []
-            assert (await aio.App(app).reconcile()).made == ["sync"]
-            made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
-            await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
-            once = DateTrigger("2040-01-01", timezone="UTC")
-            await schedules.schedule(once, sync, name="once")
-            names = [one.name async for one in schedules]
-            assert names == ["eu", "once", "sync", "weekly"]
-            assert (await made.run()).text == '{"region":"eu"}'
-            found = await schedules.get("sync")
-            assert found is not None
-            assert (found.revision, found.queue) == (1, app.queue_names[0])
-            assert await schedules.get("gone") is None
-
-    asyncio.run(main())
+    async with asyncio.timeout(60):
+        schedules = aio.App(app).schedules
+        assert [one.name async for one in schedules] == []
+        assert (await aio.App(app).reconcile()).made == ["sync"]
+        made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
+        await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
+        once = DateTrigger("2040-01-01", timezone="UTC")
+        await schedules.schedule(once, sync, name="once")
+        names = [one.name async for one in schedules]
+        assert names == ["eu", "once", "sync", "weekly"]
+        assert (await made.run()).text == '{"region":"eu"}'
+        found = await schedules.get("sync")
+        assert found is not None
+        assert (found.revision, found.queue) == (1, app.queue_names[0])
+        assert await schedules.get("gone") is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import shardq.schedules.face as sync_face
 import shardq.schedules.schedule as sync
@@ -10,12 +11,9 @@ from shardq import tasks
 from shardq.aio.threaded import Face, or_none, threaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from datetime import datetime, timedelta
+    from collections.abc import AsyncIterator
 
     from shardq.aio.threads import Threads
-    from shardq.schedules.policy import Policies
-    from shardq.schedules.triggers.trigger import Trigger
 
 
 def schedule_face(schedule: sync.Schedule, threads: Threads) -> Schedule:
@@ -23,36 +21,15 @@ def schedule_face(schedule: sync.Schedule, threads: Threads) -> Schedule:
     return Schedule(schedule, threads)
 
 
-class Schedule(Face[sync.Schedule]):
-    """A schedule as it was read, from asyncio. Made by the calls that make or read one.
-
-    Its attributes are those of `shardq.Schedule`.
-    """
+class Schedule(sync.ScheduleView, Face[sync.Schedule]):
+    """A schedule as it was read, from asyncio. Made by the calls that make or read one."""
 
     def __init__(self, schedule: sync.Schedule, threads: Threads) -> None:
         """Made by the calls that make or read one."""
-        super().__init__(lambda: schedule, threads)
+        Face.__init__(self, lambda: schedule, threads)
+        values = {one.name: getattr(schedule, one.name) for one in fields(sync.ScheduleView)}
+        sync.ScheduleView.__init__(self, **values)
         self._schedule = schedule
-        self.name: str = schedule.name
-        self.queue: str = schedule.queue
-        self.trigger: Trigger = schedule.trigger
-        self.state: Literal["waiting", "paused"] = schedule.state
-        self.next: datetime | None = schedule.next
-        self.previous: datetime | None = schedule.previous
-        self.fired: int = schedule.fired
-        self.skipped: int = schedule.skipped
-        self.count: int | None = schedule.count
-        self.revision: int = schedule.revision
-        self.changed: bool = schedule.changed
-        self.policies: Policies = schedule.policies
-        self.error: str | None = schedule.error
-        self.body: bytes = schedule.body
-        self.headers: Mapping[str, str] = schedule.headers
-        self.priority: int = schedule.priority
-        self.group: str | None = schedule.group
-        self.key: str | None = schedule.key
-        self.on_conflict: str = schedule.on_conflict
-        self.unique_for: timedelta | None = schedule.unique_for
 
     def __repr__(self) -> str:
         return f"<aio.Schedule of {self._schedule!r}>"

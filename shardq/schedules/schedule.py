@@ -78,9 +78,9 @@ LATE_MS = 60_000
 """A schedule is overdue if its message should have been there for longer than this."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Schedule:
-    """A schedule as it was read, and its commands, which apply in every process at once.
+@dataclass(frozen=True, repr=False, eq=False)
+class ScheduleView:
+    """A schedule as it was read.
 
     Attributes:
         name: Its name, unique in its queue.
@@ -125,6 +125,12 @@ class Schedule:
     key: str | None
     on_conflict: str
     unique_for: timedelta | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule(ScheduleView):
+    """A schedule as it was read, and its commands, which apply in every process at once."""
+
     _of: Book = field(compare=False)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ wait in that thread until nothing more is due.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
@@ -22,11 +23,11 @@ _WAIT_S = 0.05
 """How long the first job of a batch waits for others, unless the batch fills up."""
 
 
+@dataclass(slots=True, eq=False)
 class _OpenBatch:
-    def __init__(self, first: JobRun, work: Callable[[list[JobRun]], None]) -> None:
-        self.runs = [first]
-        self.work = work
-        self.is_full = threading.Event()
+    runs: list[JobRun]
+    work: Callable[[list[JobRun]], None]
+    is_full: threading.Event = field(default_factory=threading.Event)
 
 
 class Batches:
@@ -55,7 +56,7 @@ class Batches:
             batch = self._open.get(kind)
             is_first = batch is None
             if batch is None:
-                batch = self._open[kind] = _OpenBatch(run, work)
+                batch = self._open[kind] = _OpenBatch([run], work)
             else:
                 batch.runs.append(run)
             is_full = len(batch.runs) == size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import string
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.handing.handler import check_function, is_any
@@ -18,53 +19,40 @@ if TYPE_CHECKING:
     from shardq.tasks.options import ChosenOptions
 
 
+@dataclass(slots=True, eq=False)
 class TaskDefinition:
     """The definition of a task, without its puts.
 
     Attributes:
-        name: The name that its jobs carry.
-        aliases: Other names under which jobs find it.
-        shorter: Names under which it is found if no other task has them.
         function: The user's function.
         signature: The signature of the function.
         options: The options of all its puts.
+        name: The name that its jobs carry.
+        aliases: Other names under which jobs find it.
+        shorter: Names under which it is found if no other task has them.
         batch: How many jobs its function takes at once; None if it takes one.
         cancellable: True if a cancel by a job's key cancels its coroutine.
         on_dead: Called with each of its jobs that dies; None: the app's is called.
         is_async: True if a call of it returns a coroutine.
     """
 
-    __slots__ = (
-        "aliases", "batch", "cancellable", "function", "is_async", "name", "on_dead", "options",
-        "shorter", "signature",
-    )  # fmt: skip
+    function: Callable[..., Any]
+    signature: TaskSignature
+    options: ChosenOptions
+    name: str
+    aliases: tuple[str, ...]
+    shorter: tuple[str, ...]
+    batch: int | None
+    cancellable: bool = False
+    on_dead: Callable[[Message], object] | None = None
+    is_async: bool = field(init=False)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        signature: TaskSignature,
-        options: ChosenOptions,
-        *,
-        name: str,
-        aliases: tuple[str, ...],
-        shorter: tuple[str, ...],
-        batch: int | None,
-        cancellable: bool = False,
-        on_dead: Callable[[Message], object] | None = None,
-    ) -> None:
-        self.name: str = name
-        self.aliases: tuple[str, ...] = aliases
-        self.shorter: tuple[str, ...] = shorter
-        self.function: Callable[..., Any] = function
-        self.signature: TaskSignature = signature
-        self.options: ChosenOptions = options
-        self.batch: int | None = batch
-        if on_dead is not None:
-            check_function(on_dead, f"task {name}: on_dead")
-        self.on_dead: Callable[[Message], object] | None = on_dead
-        self.is_async: bool = is_any(inspect.iscoroutinefunction, function)
-        self.cancellable: bool = cancellable
-        if cancellable and (batch is not None or not self.is_async):
+    def __post_init__(self) -> None:
+        self.is_async = is_any(inspect.iscoroutinefunction, self.function)
+        name, batch = self.name, self.batch
+        if self.on_dead is not None:
+            check_function(self.on_dead, f"task {name}: on_dead")
+        if self.cancellable and (batch is not None or not self.is_async):
             raise BadSetting(
                 f"task {name}: only an async function of one job is cancellable; let another one "
                 f"ask current().is_cancelled now and then."
@@ -72,7 +60,7 @@ class TaskDefinition:
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):
-            if (template := options.putting.get(option)) is not None:
+            if (template := self.options.putting.get(option)) is not None:
                 self._check_template(option, template)
 
     @property

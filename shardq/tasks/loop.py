@@ -24,6 +24,7 @@ import threading
 import traceback
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ _END_S = 2.0
 _ASYNCIO = os.path.join(os.path.dirname(asyncio.__file__), "")
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """A coroutine that waits to run, or runs.
 
@@ -75,41 +77,18 @@ class _Job:
         timer: The timer of its limit, or of its cancellation.
     """
 
-    __slots__ = (
-        "calls",
-        "chance",
-        "context",
-        "done",
-        "has_begun",
-        "is_over",
-        "limit_s",
-        "make",
-        "name",
-        "over_us",
-        "task",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        make: Callable[[], Coroutine[Any, Any, Any]],
-        done: Callable[[Any, BaseException | None], object],
-        context: contextvars.Context,
-        limit_s: float | None,
-        name: str,
-    ) -> None:
-        self.make = make
-        self.done = done
-        self.context = context
-        self.limit_s = limit_s
-        self.name = name
-        self.calls: set[ExecutorCall] = set()
-        self.chance: list[None] = [None]
-        self.over_us: int | None = None
-        self.has_begun = False
-        self.is_over = False
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    make: Callable[[], Coroutine[Any, Any, Any]]
+    done: Callable[[Any, BaseException | None], object]
+    context: contextvars.Context
+    limit_s: float | None
+    name: str
+    calls: set[ExecutorCall] = field(default_factory=set)
+    chance: list[None] = field(default_factory=lambda: [None])
+    over_us: int | None = None
+    has_begun: bool = False
+    is_over: bool = False
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
     def where(self) -> str:
         """The stack of its coroutine, as Python prints it; empty if it does not run."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from shardq.tasks.context import Context
 
 
+@dataclass(slots=True, eq=False)
 class Draft:
     """A job that is about to be put.
 
@@ -23,21 +24,11 @@ class Draft:
         headers: Names and texts that travel with the job; add to them.
     """
 
-    __slots__ = ("args", "headers", "kwargs", "queue", "task")
-
-    def __init__(
-        self,
-        task: str,
-        queue: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        headers: dict[str, str],
-    ) -> None:
-        self.task: str = task
-        self.queue: str = queue
-        self.args: tuple[Any, ...] = args
-        self.kwargs: Mapping[str, Any] = kwargs
-        self.headers: dict[str, str] = headers
+    task: str
+    queue: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    headers: dict[str, str]
 
 
 class Middleware(Protocol):
@@ -60,15 +51,3 @@ class Middleware(Protocol):
         For a coroutine it is entered in the worker's event loop, which it must not block; for a
         batch, once for each of its jobs.
         """
-
-
-def entered_put(stack: ExitStack, all_of: Sequence[Middleware], draft: Draft) -> None:
-    """Enter the put of each."""
-    for one in all_of:
-        stack.enter_context(one.put(draft))
-
-
-def entered_run(stack: ExitStack, all_of: Sequence[Middleware], context: Context) -> None:
-    """Enter the run of each."""
-    for one in all_of:
-        stack.enter_context(one.run(context))

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -496,38 +497,34 @@ class Supervisor:
                 )
 
 
+@dataclass(slots=True)
 class _Chore:
     """An action that is due every `every_us` microseconds."""
 
-    __slots__ = ("act", "due_us", "every_us")
-
-    def __init__(self, act: Callable[[], None], every_us: int) -> None:
-        self.act = act
-        self.every_us = every_us
-        self.due_us = 0
+    act: Callable[[], None]
+    every_us: int
+    due_us: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _ProcessSlot:
     """The place of one process: the process, or the time of the next start.
 
     Attributes:
+        sockets: The sockets that each process of the slot inherits.
         child: The process.
         start_us: When the next one starts, in microseconds since boot; None: none does.
         is_waiting: True if none starts before a file has changed.
         quick_ends: How many in a row have ended soon after their beginning.
         failed_starts: How many in a row have ended before they were ready.
-        sockets: The sockets that each process of the slot inherits.
     """
 
-    __slots__ = ("child", "failed_starts", "is_waiting", "quick_ends", "sockets", "start_us")
-
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self.sockets = sockets
-        self.child: _Child | None = None
-        self.start_us: int | None = 0
-        self.is_waiting = False
-        self.quick_ends = 0
-        self.failed_starts = 0
+    sockets: Sequence[socket.socket]
+    child: _Child | None = None
+    start_us: int | None = 0
+    is_waiting: bool = False
+    quick_ends: int = 0
+    failed_starts: int = 0
 
 
 class _Child:

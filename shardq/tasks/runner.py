@@ -37,7 +37,6 @@ from shardq.tasks.cancelling import cancelled_by_key
 from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
-from shardq.tasks.middleware import entered_run
 from shardq.tasks.options import TASK_HEADER, Policy
 from shardq.tasks.run import Ended, JobRun, RunPlan
 
@@ -346,9 +345,9 @@ class Runner:
             stack.callback(handled.reset, handled.set(first))
             if self._traces is not None:
                 stack.enter_context(self._traces.run(*[run.message for run in runs]))
-            if self._registry.middleware:
-                for run in runs:
-                    entered_run(stack, self._registry.middleware, run.context)
+            for run in runs:
+                for one in self._registry.middleware:
+                    stack.enter_context(one.run(run.context))
             yield
 
     def _overrun(self, runs: list[JobRun], limit_ms: int) -> None:

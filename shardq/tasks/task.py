@@ -23,7 +23,7 @@ from shardq.errors import BadArguments, BadSetting, UsageError, shown
 from shardq.model.message import JOB_HEADERS, Sealed, headers_json
 from shardq.tasks.elsewhere import FromElsewhere
 from shardq.tasks.job import Job
-from shardq.tasks.middleware import Draft, entered_put
+from shardq.tasks.middleware import Draft
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
@@ -283,7 +283,8 @@ class Bound(FromElsewhere, Generic[P, R]):
         if not middleware:
             return self._headers
         draft = Draft(self.name, self._options.queue, args, kwargs, dict(self._options.headers))
-        entered_put(stack, middleware, draft)
+        for one in middleware:
+            stack.enter_context(one.put(draft))
         own = {name: self._headers[name] for name in JOB_HEADERS if name in self._headers}
         return draft.headers | own
 

@@ -5,7 +5,7 @@ Rules of a wall clock are in `cron` and `calendar`, by way of `clocks`.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -36,6 +36,7 @@ class Every(Struct, frozen=True, tag="every"):
         first_ms: The first fire time, epoch milliseconds.
     """
 
+    zone: ClassVar[str] = "UTC"
     every_ms: EpochMs
     first_ms: EpochMs
 
@@ -45,11 +46,6 @@ class Every(Struct, frozen=True, tag="every"):
                 f"a schedule fires once a second at most; {duration_text(max(0, self.every_ms))} "
                 f"is too short an interval."
             )
-
-    @property
-    def zone(self) -> str:
-        """Always UTC."""
-        return "UTC"
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
         """The first fire time after an instant."""
@@ -71,12 +67,8 @@ class Every(Struct, frozen=True, tag="every"):
 class Once(Struct, frozen=True, tag="once"):
     """Fires at one time, epoch milliseconds."""
 
+    zone: ClassVar[str] = "UTC"
     at_ms: EpochMs
-
-    @property
-    def zone(self) -> str:
-        """Always UTC."""
-        return "UTC"
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
         """The time, if it is after the instant."""

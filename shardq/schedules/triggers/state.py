@@ -122,7 +122,9 @@ def _kinds() -> dict[str, _Kind]:
         "datetime": _Kind(datetime, _moment_parts, _moment),
         "date": _Kind(date, date.isoformat, date.fromisoformat),
         "time": _Kind(time, _clock_parts, _clock),
-        "microseconds": _Kind(timedelta, _micros, lambda n: timedelta(microseconds=n)),
+        "microseconds": _Kind(
+            timedelta, lambda span: span // _MICROSECOND, lambda n: timedelta(microseconds=n)
+        ),
         "tz": _Kind(tzinfo, lambda zone: zone_name(zone_of(zone)), zone_of),
         "tuple": _Kind(tuple, list, tuple),
         "set": _Kind(set, _sorted, set),
@@ -181,10 +183,6 @@ def _clock_parts(clock: time) -> list[Any]:
 def _clock(parts: list[Any]) -> time:
     text, zone = parts
     return time.fromisoformat(text).replace(tzinfo=zone)
-
-
-def _micros(span: timedelta) -> int:
-    return span // _MICROSECOND
 
 
 def _sorted(values: set[Any] | frozenset[Any]) -> list[Any]:
