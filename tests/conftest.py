@@ -14,8 +14,10 @@ Tests on it run at the same time: each has a queue, or a keyspace, whose name no
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
+import inspect
 import json
 import os
 import shutil
@@ -74,6 +76,20 @@ def pytest_report_header() -> list[str]:
         for name in installed
         if not installed[name]
     ]
+
+
+_TEST_S = 60
+"""A test that is a coroutine may take this long."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), _TEST_S))
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

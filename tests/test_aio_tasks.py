@@ -55,33 +55,32 @@ async def test_a_job_is_put_and_its_result_waited_for(app: App) -> None:
     async def fail(why: str) -> None:
         raise OSError(why)
 
-    async with asyncio.timeout(60):
-        job = await aio.task(add).put(1, other=2)
-        failing = await aio.task(fail).put("no luck")
-        assert (job.queue, job.task, job.key) == (app.queue_names[0], add.name, None)
-        assert await job.state() is JobState.WAITING
-        with pytest.raises(JobTimeout):
-            await job.result(timeout="50ms")
-        waiting = asyncio.gather(job.result(), failing.result(), return_exceptions=True)
-        await worked(app)
-        result, error = await waiting
-        assert result == 3
-        assert isinstance(error, JobFailed)
-        assert await job.state() is JobState.DONE
-        assert await failing.attempt() == 1
-        assert "OSError: no luck" in (await failing.error() or "")
-        assert "OSError: no luck" in (await failing.traceback() or "")
-        assert await job.progress() is None
-        again = await aio.App(app).job(job.id, task=add.name)
-        assert await again.result() == 3
-        await aio.App(app).close()
+    job = await aio.task(add).put(1, other=2)
+    failing = await aio.task(fail).put("no luck")
+    assert (job.queue, job.task, job.key) == (app.queue_names[0], add.name, None)
+    assert await job.state() is JobState.WAITING
+    with pytest.raises(JobTimeout):
+        await job.result(timeout="50ms")
+    waiting = asyncio.gather(job.result(), failing.result(), return_exceptions=True)
+    await worked(app)
+    result, error = await waiting
+    assert result == 3
+    assert isinstance(error, JobFailed)
+    assert await job.state() is JobState.DONE
+    assert await failing.attempt() == 1
+    assert "OSError: no luck" in (await failing.error() or "")
+    assert "OSError: no luck" in (await failing.traceback() or "")
+    assert await job.progress() is None
+    again = await aio.App(app).job(job.id, task=add.name)
+    assert await again.result() == 3
+    await aio.App(app).close()
 
 
 async def test_a_job_is_found_moved_and_cancelled_by_its_key(app: App) -> None:
     @app.task
     def remind(user: str) -> None: ...
 
-    async with asyncio.timeout(60), aio.App(app) as faced:
+    async with aio.App(app) as faced:
         later = aio.task(remind).using(delay="3d", key="remind-ada")
         job = await later.put("ada")
         assert job.key == "remind-ada"
@@ -141,7 +140,7 @@ async def test_any_number_of_results_is_waited_for_in_few_threads(local: App) ->
         return 2 * number
 
     before = set(threading.enumerate())
-    async with asyncio.timeout(60), aio.App(local, threads=2) as faced:
+    async with aio.App(local, threads=2) as faced:
         jobs = [await aio.task(double).put(number) for number in range(60)]
         waiting = asyncio.gather(*(job.result() for job in jobs))
         assert await faced.get("none") is None
@@ -194,18 +193,17 @@ async def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None
 
     app.every("1h", sync)
 
-    async with asyncio.timeout(60):
-        schedules = aio.App(app).schedules
-        assert [one.name async for one in schedules] == []
-        assert (await aio.App(app).reconcile()).made == ["sync"]
-        made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
-        await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
-        once = DateTrigger("2040-01-01", timezone="UTC")
-        await schedules.schedule(once, sync, name="once")
-        names = [one.name async for one in schedules]
-        assert names == ["eu", "once", "sync", "weekly"]
-        assert (await made.run()).text == '{"region":"eu"}'
-        found = await schedules.get("sync")
-        assert found is not None
-        assert (found.revision, found.queue) == (1, app.queue_names[0])
-        assert await schedules.get("gone") is None
+    schedules = aio.App(app).schedules
+    assert [one.name async for one in schedules] == []
+    assert (await aio.App(app).reconcile()).made == ["sync"]
+    made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
+    await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
+    once = DateTrigger("2040-01-01", timezone="UTC")
+    await schedules.schedule(once, sync, name="once")
+    names = [one.name async for one in schedules]
+    assert names == ["eu", "once", "sync", "weekly"]
+    assert (await made.run()).text == '{"region":"eu"}'
+    found = await schedules.get("sync")
+    assert found is not None
+    assert (found.revision, found.queue) == (1, app.queue_names[0])
+    assert await schedules.get("gone") is None
