@@ -1,6 +1,6 @@
-"""A queue as its users hold it.
+"""Queues, as users call them: put, receive and settle, look, change settings.
 
-The life of a message is `message.py`'s drawing; what follows is the door to it.
+`model/message.py` draws the life of a message.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WAIT_MS_MAX = 3_600_000
 _PEEK_MAX = 10_000
 
 Several: TypeAlias = Message | str | Iterable[Message | str]
-"""A delivery: a message that was received, or its receipt. Or several of them."""
+"""One delivery, given as a message that was received or as its receipt; or several of them."""
 
 
 class Queue(Scheduled):
@@ -114,10 +114,10 @@ class Queue(Scheduled):
 
     @property
     def dead(self) -> Queue:
-        """The queue that keeps this one's dead messages, `<name>.dead` unless its settings say so.
+        """The queue that keeps this one's dead messages: `<name>.dead`, or the one in its settings.
 
-        Look at them there (`dead.peek()`, `dead.find(id)`), delete one by `dead.cancel(message)`,
-        all by `dead.purge()`, and put them back by `redrive()` of this one.
+        There `dead.peek()` and `dead.find(id)` show them, `dead.cancel(message)` deletes one, and
+        `dead.purge()` all. This queue's `redrive()` puts them back.
 
         Raises:
             UsageError: If the queue keeps no dead messages.
@@ -151,42 +151,41 @@ class Queue(Scheduled):
         """Put one message; when this returns, the store has it.
 
         Args:
-            body: Bytes or text, to 1 MiB. A message that `StoreTimeout` carried repeats its very
-                write.
+            body: Bytes or text, to 1 MiB. Or a message that `StoreTimeout` carried: then the same
+                write is repeated.
             due: When to deliver it: an aware datetime, or ISO 8601 text with a zone. A time in the
                 past means now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
                 Without either, the queue's `delay`.
             priority: 0 is first; below the queue's `bands`.
-            group: Messages of one group and priority are delivered one at a time, in order of
-                their due.
-            headers: Names and texts that travel with the body: both together to 1,064,960 bytes
-                (1 MiB and 16 KiB), these as JSON.
+            group: Messages of one group are delivered one at a time, in order of their due.
+            headers: Names and texts that travel with the body. The body and the headers as JSON
+                have 1,064,960 bytes together at most (1 MiB and 16 KiB).
             id: The message's id, 1 to 256 printable characters; made up if None. It need not be
                 unique.
-            expires: For how long after its due it is of use. A later one is not delivered, and ends
-                as expired. Kept in the header `shardq-expires`, in milliseconds.
-            key: A name that no other live message of the queue has, 1 to 256 printable characters:
-                it is free again once this one has ended or died. In a queue made with `keyed=True`
-                the id, if None.
-            on_conflict: What to do where a message has the key: `keep` leaves it as it is,
-                `reject` raises `KeyTaken`, `replace` puts this body, due, headers, priority and
-                group in its place, under its id; `debounce` does too, no later than `max_wait`
-                after that one was put first. Of one that runs, `replace` raises `KeyTaken` as well,
+            expires: How long after its due the message is of use. After that it is not delivered,
+                and ends as expired. The header `shardq-expires` keeps the time, in milliseconds.
+            key: A name that no other live message of the queue has, 1 to 256 printable characters.
+                It is free again once this message has ended or died. In a queue made with
+                `keyed=True`, the id if None.
+            on_conflict: What to do if another message has the key. `keep` leaves that message as it
+                is. `reject` raises `KeyTaken`. `replace` gives it this body, due, headers, priority
+                and group; it keeps its id. `debounce` does the same, but its due is no later than
+                `max_wait` after it was first put. If that message runs, `replace` raises `KeyTaken`
                 and `debounce` puts one message that follows it.
-            max_wait: Of a debounce; None: for ever.
+            max_wait: The longest wait of a debounced message; None: no bound.
             unique_for: How long the key is held after the message's end.
 
         Returns:
-            The message, with `id` and a `receipt` that can cancel it; with a key that was taken,
-            the message that has it.
+            The message, with `id` and a `receipt` that can cancel it. If the key was taken, the
+            message that has it.
 
         Raises:
             UsageError: If an argument cannot be used; nothing was written.
             QueueFull: The queue has as many messages as its `depth_max`. Nothing was written.
-            KeyTaken: Another message has the key, and was not to be replaced or runs now; or the
-                key is held. Nothing was written.
-            StoreTimeout: Maybe stored; it carries the message, to be put again.
+            KeyTaken: Another message has the key, and it runs or was not to be replaced; or the key
+                is held. Nothing was written.
+            StoreTimeout: Maybe stored. The error carries the message, to be put again.
             StoreUnavailable: Not stored.
         """
         return self._producer.put(
@@ -219,36 +218,36 @@ class Queue(Scheduled):
     ) -> int | list[str] | list[Message | ShardqError]:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
-        From an iterable that yields slowly, messages wait for their batch to fill. They are stored
-        when the iterable yields the next one, if they have waited for a second; those of groups
-        for 0.1 s. One of a group that has waited longer becomes due when it is stored.
+        If the iterable is slow, messages wait for their batch to fill. Once they have waited for a
+        second, messages of groups for 0.1 s, the batch is stored when the iterable yields the next
+        one. A message of a group that has waited longer becomes due when it is stored.
 
-        Whatever the iterable raises is raised here, once all that it yielded before is stored; a
-        note of the error says how many messages that was.
+        An error of the iterable is raised here, once all messages that it yielded before are
+        stored; a note of the error says how many they are.
 
         Args:
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
                 messages.
-            ids: Whether to return the messages' ids, which takes some 100 bytes of memory each.
-            partial: True puts those that can be put, though others cannot; all items are read
-                first, and stored in one batch. Then a mapping may have `once`, a name: a put under
-                a name that was put in the last five minutes puts nothing, and returns the message
-                that was put first, whatever became of it.
+            ids: True to return the messages' ids, which take some 100 bytes of memory each.
+            partial: True to put all items that can be put, even if others cannot. All items are
+                read first, and stored in one batch. A mapping may then have `once`, a name. If a
+                message was put under this name in the last five minutes, nothing is put: the answer
+                is that message, whatever became of it.
 
         Returns:
-            How many were put, or their ids in order; where `partial`, for each item its message, or
-            the error that it failed by. When this returns, the store has all of them.
-            A message that had a key already is not counted, and its id is among them. Of a key that
-            is there twice, the later item finds the message of the earlier.
+            How many were put, or their ids in order; if `partial`, for each item its message or
+            error. When this returns, the store has all of them. If an item's key was taken, the
+            message that has the key is not counted, but its id is returned. If two items have one
+            key, the second finds the message of the first.
 
         Raises:
-            UsageError: If an item cannot be used; those before it are stored, and it says how many.
-                No error carries ids: give your own if you must know what was stored before it.
-            KeyTaken: As `put` raises it, of the first key that is so. What was read from `items`
-                before it is noticed, 1 s or 20,000 items, is stored, and its `put` says how many.
-            StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
-                and a note says how many were put before them. Items after them were not read: if
-                `items` is an iterator, put `itertools.chain(error.messages, items)`.
+            UsageError: If an item cannot be used. Items before it are stored, and a note says how
+                many. No error carries ids: give your own if you must know which were stored.
+            KeyTaken: As `put` raises it, for the first such key. Other items that were read by
+                then, for 1 s or 20,000 at most, are stored, and the error's `put` says how many.
+            StoreTimeout, StoreUnavailable: Some are maybe stored. The error carries them, to be put
+                again, and a note says how many were put before them. Items after them were not
+                read: if `items` is an iterator, put `itertools.chain(error.messages, items)`.
         """
         if partial:
             return self._producer.put_each(items)
@@ -275,19 +274,18 @@ class Queue(Scheduled):
 
         Args:
             max: The most to return, 1 to 1,000.
-            visibility: How long they are the caller's, from 0 s. `ack` them until its end; `retry`,
-                `snooze`, `bury` or `extend` them until 1 s before it.
+            visibility: How long they are the caller's, from 0 s. `ack` is possible to its end;
+                `retry`, `snooze`, `bury` and `extend` until 1 s before it.
             wait: How long to wait for the first one, to 1 h.
-            per_group: The most of one group, 1 to 1,000: they are claimed together, in order. What
-                comes after one that is not over waits for it: a retry of the first of them does not
-                hold up the ack of the second, and whoever is given the first again gets nothing
-                that is still claimed.
-            lasting: True for receipts that `ack` and `extend` with `redelivered=True` take after
-                the message was delivered again, extended or retried. Each later move of such a
-                message writes a note of its place, and its end erases the note; others pay nothing.
+            per_group: The most messages of one group, 1 to 1,000. They are claimed together, in
+                order, and may be settled in any order. Later messages of the group wait until all
+                of them are settled.
+            lasting: True for receipts that last: `ack` and `extend` with `redelivered=True` take
+                them even after the message was delivered again, extended or retried. Each later
+                move of such a message writes a note of its place, and its end erases the note.
 
         Returns:
-            The messages, first due first, those of a group after one another; none if none was due
+            The messages, first due first, those of a group one after another; none if none was due
             within `wait`.
         """
         asked = received(max, visibility, wait, per_group)
@@ -315,21 +313,20 @@ class Queue(Scheduled):
 
         Args:
             deliveries: Messages that were received, or their receipts.
-            partial: True ends those that can be ended, though others cannot.
-            redelivered: True ends a message also if its time is up, or it was delivered again since
-                or waits for that; and one that has ended already, or died, is a success. It takes
-                receipts of `receive(.., lasting=True)`; of any other the message must not have
-                moved. A message that was changed by its key since counts as another one.
+            partial: True to end all that can be ended, even if others cannot.
+            redelivered: True to end a message even if its time is up, or it was delivered again or
+                waits for that. If it has ended or died, that is a success. This needs receipts of
+                `receive(.., lasting=True)`; for any other, the message must not have moved. A
+                message that was changed by its key meanwhile counts as another one.
 
         Returns:
-            None; where `partial`, for each delivery the error that it failed by, or None if it has
-            ended.
+            None; if `partial`, for each delivery its error, or None if it has ended.
 
         Raises:
-            BadReceipt: If one is damaged or of another queue; nothing was written. Not where
+            BadReceipt: If one is damaged or of another queue; nothing was written. Not if
                 `partial`.
-            StaleReceipt: If one was settled before, or its time is up; nothing was written. Not
-                where `partial`, nor of a lasting receipt where `redelivered`.
+            StaleReceipt: If one was settled before, or its time is up; nothing was written. Not if
+                `partial`, and not for a lasting receipt if `redelivered`.
         """
         if partial:
             return self._receipts.ack_each(deliveries, is_followed=redelivered)
@@ -360,13 +357,13 @@ class Queue(Scheduled):
         """End a delivery as failed: it is delivered again, or buried if it was the last attempt.
 
         Args:
-            delivery: The message or its receipt; where `partial`, a list of them.
+            delivery: The message or its receipt; if `partial`, a list of them.
             delay: How long to wait; None takes the queue's back-off.
-            reason: Why, for the message's `last_error` and, in the end, the dead-letter queue.
-            partial: True ends those that can be ended, though others cannot.
+            reason: Why it failed, for the message's `last_error` and, if it dies, its dead message.
+            partial: True to end all that can be ended, even if others cannot.
 
         Returns:
-            None; where `partial`, for each delivery the error that it failed by, or None.
+            None; if `partial`, for each delivery its error, or None if it has ended.
         """
         _check_reason(reason)
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
@@ -381,15 +378,15 @@ class Queue(Scheduled):
     def snooze(
         self, delivery: Several, delay: Duration, *, partial: bool = False
     ) -> list[ReceiptError | None] | None:
-        """Deliver a message again later. Costs no attempt.
+        """Deliver a message again later, without the use of an attempt.
 
         Args:
-            delivery: The message or its receipt; where `partial`, a list of them.
+            delivery: The message or its receipt; if `partial`, a list of them.
             delay: How long to wait.
-            partial: As for `retry`.
+            partial: True to end all that can be ended, even if others cannot.
 
         Returns:
-            As `retry`.
+            None; if `partial`, for each delivery its error, or None if it has ended.
         """
         delay_ms = duration_ms(delay, name="delay")
         return self._settle(delivery, Outcome(Fate.SNOOZE, delay_ms), partial)
@@ -418,17 +415,16 @@ class Queue(Scheduled):
         """Keep a received message for longer.
 
         Args:
-            delivery: The message or its receipt; where `partial`, a list of them.
-            visibility: How long from now, from 0 s: then it is delivered again at once, and this
-                delivery has used its attempt.
-            partial: True keeps those that can be kept, though others cannot.
-            redelivered: True takes a lasting receipt (`receive`) also after the message was
+            delivery: The message or its receipt; if `partial`, a list of them.
+            visibility: How long from now, from 0 s. With 0 s the message is delivered again at
+                once, and this delivery has used its attempt.
+            partial: True to keep all that can be kept, even if others cannot.
+            redelivered: True to take a lasting receipt (see `receive`) even after the message was
                 extended or received again: then its present delivery is kept for longer.
 
         Returns:
-            The new receipt; the old one is stale, unless the message has a group: then its receipt
-            stays. Where `partial`, for each delivery its new receipt, or the error that it failed
-            by.
+            The new receipt. The old one is stale, unless the message has a group. If `partial`, for
+            each delivery its new receipt or its error.
         """
         visibility_ms = duration_ms(visibility, name="visibility")
         many = _each_delivery(delivery, partial)
@@ -449,12 +445,12 @@ class Queue(Scheduled):
         """Move a message to the dead-letter queue, under the same id.
 
         Args:
-            delivery: The message or its receipt; where `partial`, a list of them.
-            reason: Why; kept in the header `shardq-reason`.
-            partial: As for `retry`.
+            delivery: The message or its receipt; if `partial`, a list of them.
+            reason: Why it is buried; the header `shardq-reason` keeps it.
+            partial: True to end all that can be ended, even if others cannot.
 
         Returns:
-            As `retry`.
+            None; if `partial`, for each delivery its error, or None if it has ended.
         """
         _check_reason(reason)
         return self._settle(delivery, Outcome(Fate.BURY, None, reason), partial)
@@ -487,33 +483,35 @@ class Queue(Scheduled):
     ) -> list[ReceiptError | KeyTaken | None] | dict[str, Answer] | int | None:
         """Move messages into another queue, under their ids and with all attempts there.
 
-        A message that was received, or has died, is due there at once; any other one when it would
-        have been here. It takes its key along; into a dead-letter queue it has none.
+        A message that was received, or has died, is due there at once, any other one at the same
+        time as here. It takes its key along, but not into a dead-letter queue.
 
         Args:
-            delivery: A message that was received or looked up, or its receipt; where `partial`, a
-                list of them.
+            delivery: A message that was received or looked up, or its receipt; if `partial`, a list
+                of them.
             to: The other queue, or its name. None with `limit`: each dead message goes back to the
                 queue that it died in, and all others stay.
-            ids: Instead of `delivery`: the ids or receipts of many that wait, as `find` takes and
-                searches them. Without a key it is best effort: a consumer may hold one already.
-            limit: Instead: the most to move, from 1, those due first in front. What callers of
-                `receive` or long runs claim now stays. Without a key it is best effort where
-                consumers run: receive and forward what must not run in both queues.
-            where: With `limit`: asked of each message whether to move it; None takes all.
-            partial: With `delivery`: True moves those that can be moved, though others cannot.
+            ids: Instead of `delivery`: the ids or receipts of messages that wait, as `find` takes
+                and searches them. For messages without a key this is best effort, because a
+                consumer may hold them already.
+            limit: Instead: the most to move, from 1; those due first are moved first. Messages that
+                are claimed now, by callers of `receive` or by long runs, stay. For messages without
+                a key this is best effort while consumers run: if none may run in both queues,
+                receive and forward them.
+            where: With `limit`: called with each message, returns True to move it; None moves all.
+            partial: With `delivery`: True to move all that can be moved, even if others cannot.
 
         Returns:
-            Of deliveries None; where `partial`, for each the error that it failed by, or None. Of
-            ids what it came to, by id. With `limit` how many were moved; 0 once none is left.
+            For deliveries None; if `partial`, for each its error, or None if it was moved. For ids
+            an answer for each, by id. With `limit` how many were moved; 0 once none is left.
 
         Raises:
             UsageError: If a queue is forwarded to itself, or to another store.
             UnknownQueue: If there is no such queue.
-            StaleReceipt: If a delivery was settled before, or its time is up. Not where `partial`.
-            KeyTaken: If other messages have the keys of some there: these stay, and all others are
-                moved. Not where `partial`.
-            StoreTimeout: Maybe moved: call again, which leaves none in both queues.
+            StaleReceipt: If a delivery was settled before, or its time is up. Not if `partial`.
+            KeyTaken: If other messages of that queue have the keys of some: these stay, and all
+                others are moved. Not if `partial`.
+            StoreTimeout: Maybe moved. Call again: no message is left in both queues then.
         """
         _check_one(delivery, ids, limit, "a message, its receipt, ids= or limit=")
         if limit is None and where is not None:
@@ -550,24 +548,24 @@ class Queue(Scheduled):
     ) -> bool | Answer | dict[str, Answer]:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
 
-        By its key it is exact: of what was `done` nothing runs, whatever crashes. So it is for a
-        message that has one. Else it is best effort: a consumer may hold it already. The totals and
-        the history count it as cancelled.
+        For a message with a key it is exact: if the answer is `done`, the message never runs,
+        whatever crashes. For any other it is best effort, because a consumer may hold it already.
+        The totals and the history count it as cancelled.
 
         Args:
             delivery: The message that `put`, `peek` or `find` returned, or its receipt.
-            key: Instead: its key, also of one that is dead.
-            keys: Instead: the keys of many.
-            ids: Instead: the ids or receipts of many, as `find` takes and searches them.
+            key: Instead: its key; a dead message may have it.
+            keys: Instead: the keys of several messages.
+            ids: Instead: the ids or receipts of several, as `find` takes and searches them.
 
         Returns:
-            By key what it came to: one that is running is asked to stop, and not delivered again.
-            Of many an answer for each, by its name; they are cancelled one after another. Else
-            whether it was there; False once it was cancelled, delivered or, without a key, moved.
-            One with a key that is running is then asked to stop all the same.
+            By key, the answer. A running message is asked to stop, and is not delivered again. For
+            several, an answer for each, by its name; they are cancelled one after another. By
+            message or receipt, True if the message existed; False if it was cancelled, delivered
+            or, without a key, moved. A running message with a key is asked to stop all the same.
 
         Raises:
-            StoreTimeout: Of many, some may be cancelled.
+            StoreTimeout: If there are several, some may be cancelled.
         """
         _check_one(delivery, key, keys, ids, "a message, its receipt, key=, keys= or ids=")
         if delivery is not None:
@@ -577,9 +575,9 @@ class Queue(Scheduled):
         return _each(keys, self._keyed.cancel) | _each(ids, self._cancel_found)
 
     def get(self, key: str) -> Snapshot | None:
-        """The message that has a key, as it is now; None if none has. Takes nothing.
+        """The message that has a key, as it is now; None if there is none. Takes nothing.
 
-        Two or three reads, however many messages there are.
+        It costs two or three reads, however many messages there are.
 
         Args:
             key: Its key; in a queue made with `keyed=True`, its id.
@@ -610,22 +608,22 @@ class Queue(Scheduled):
     ) -> Answer | dict[str, Answer]:
         """Let a message that waits be due at another time; with `delay="0s"` it runs now.
 
-        One that waits for a retry keeps its attempts and its last error.
+        A message that waits for a retry keeps its attempts and its last error.
 
         Args:
             key: Its key.
-            keys: Instead: the keys of many.
-            ids: Instead: the ids or receipts of many, as `find` takes and searches them. Of those
-                without a key it is best effort: a consumer may hold one already.
+            keys: Instead: the keys of several messages.
+            ids: Instead: the ids or receipts of several, as `find` takes and searches them. For
+                messages without a key this is best effort, because a consumer may hold them.
             due: When it is to be due, as for `put`.
             delay: Instead of `due`: how long from now.
 
         Returns:
-            What it came to. Where it was `done`, it does not run at its old time. Of many an answer
-            for each, by its name; they are moved one after another.
+            The answer. If it is `done`, the message does not run at its old time. For several, an
+            answer for each, by its name; they are moved one after another.
 
         Raises:
-            StoreTimeout: Of many, some may be moved.
+            StoreTimeout: If there are several, some may be moved.
         """
         _check_one(key, keys, ids, "key, keys= or ids=")
         if key is not None:
@@ -646,21 +644,21 @@ class Queue(Scheduled):
 
         Args:
             key: Its key.
-            body: The new body; None keeps what it has.
-            headers: All of the new headers; None keeps those that it has.
+            body: The new body; None keeps the present one.
+            headers: All of the new headers; None keeps the present ones.
 
         Returns:
-            What it came to. Where it was `done`, it does not run as it was before.
+            The answer. If it is `done`, the message does not run as it was before.
 
         Raises:
-            BadName: If the key is none.
+            BadName: If it cannot be a key.
         """
         return self._keyed.edit(key, body, headers)
 
     # Looking --------------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """The messages that are due first, those in flight included. Takes none.
+        """The messages that are due first, with those in flight. Takes none.
 
         Args:
             limit: The most to return, 1 to 10,000.
@@ -672,25 +670,25 @@ class Queue(Scheduled):
     def find(
         self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
     ) -> Found | None:
-        """A message, where it is now and why it does not run, without taking it.
+        """A message, where it is now and why it does not run. Takes nothing.
 
-        By a receipt that is not stale it costs two reads, four where it is due; by a key two more.
-        Any other id is looked for where a history says that it was to be, then from the oldest
-        unsealed minute to an hour ahead: the rows there are read, without bodies. What is not there
-        is searched in all that the queue has. A message that moves meanwhile may then be missed.
+        By a receipt that is not stale this costs two reads, four if the message is due; by a key
+        two more. Any other id is looked for at the place that the history has, then from the oldest
+        unsealed minute to an hour ahead: the rows there are read, without bodies. At last the whole
+        queue is searched. A message that moves meanwhile may be missed then.
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
-            key: Instead: its key. The id of one in a queue made with `keyed=True` is its key.
-            near: Search only what is near, and never all that the queue has.
+            key: Instead: its key. In a queue made with `keyed=True` a message's id is its key.
+            near: True to search only near minutes, and never the whole queue.
 
         Returns:
-            The message, which can be settled or cancelled like one that `peek` returned, with its
-            `state`. If several were given this id, the one due first. None if there is none, or
-            none near.
+            The message with its `state`; it can be settled or cancelled like one that `peek`
+            returned. If several were given this id, the one that is due first. None if there is
+            none, or none near.
 
         Raises:
-            BadName: If it can be no message's id.
+            BadName: If it cannot be a message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
         return self._whereabouts().find(message_id, key, near=near)
@@ -698,21 +696,22 @@ class Queue(Scheduled):
     def state_of(
         self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
     ) -> State | None:
-        """Where a message is, and why it does not run, also of one that has died or ended.
+        """The state of a message, even if it has died or ended: where it is, why it does not run.
 
-        Looks where `find` does, then among the dead; of what has ended only a history says how.
-        There an id that `put` made is found at once; one that was given to it is searched last.
+        It looks where `find` does, then among the dead, then in the history, which alone has
+        messages that have ended. There an id that `put` made is found at once, while an id that
+        was given to `put` must be searched.
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
             key: Instead: its key, while it has it.
-            near: Search only what is near, and neither the whole queue nor the whole history.
+            near: True to search neither the whole queue nor the whole history.
 
         Returns:
-            Where it is: `str()` of it is a sentence. None where nothing is known of it.
+            The state: `str()` makes a sentence of it. None if the message is not known.
 
         Raises:
-            BadName: If it can be no message's id.
+            BadName: If it cannot be a message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
         return self._whereabouts().state_of(message_id, key, near=near)
@@ -720,13 +719,13 @@ class Queue(Scheduled):
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
 
-        Rows are counted where they lie: all that are due, and of those that wait the next 20,000,
-        on Cassandra of an hour. What lies beyond is what the totals tell of more:
-        they follow in 2 s, and after a crash they may miss as much, until a consumer or `check_all`
-        mends them. How much of what is due is in flight, consumers tell every 3 s.
+        Stored rows are counted: all that are due, and the next 20,000 that wait, on Cassandra those
+        of an hour. The totals give the number of the others. Totals are up to 2 s behind; after a
+        crash they may miss 2 s of counts until a consumer or `check_all` mends them. The number in
+        flight comes from the consumers, every 3 s.
 
         Args:
-            exact: Count every row instead, at the cost of what the queue has.
+            exact: True to count every row instead, which reads the whole queue.
 
         Raises:
             StoreCorrupt: If totals are damaged; `check_all` mends them.
@@ -737,10 +736,11 @@ class Queue(Scheduled):
         """Messages and firings due in each of the coming minutes, the current one included.
 
         Args:
-            horizon: How far to look, to a day.
+            horizon: How far ahead, to a day.
 
         Returns:
-            (start of the minute, messages due in it from now on) for every minute, zeros included.
+            (start of the minute, messages due in it from now on) for every minute, also for those
+            without any.
         """
         horizon_ms = forecast_ms(horizon)
         register = self._home.register
@@ -755,16 +755,17 @@ class Queue(Scheduled):
         *,
         on_progress: Progress | None = None,
     ) -> Audit:
-        """Whether the books balance: put = acked + dead + cancelled + purged + waiting + in flight.
+        """Check that put = acked + dead + cancelled + purged + waiting + in flight.
 
-        For a queue that keeps a `history`, while it runs: what moves or ends meanwhile is looked at
-        again. Visits every partition with rows, and the history.
+        The queue must keep a `history`, and may run meanwhile: messages that move or end during the
+        audit are looked at again. It visits every partition with rows, and the history.
 
         Args:
-            since: Look at messages that entered from then on, or so long ago; None: as far back as
-                the history is whole.
-            until: Up to when; None: now.
-            on_progress: Called with what is read, how much of it was read, and of how much.
+            since: Look at messages that entered since then, a time or a duration until now; None:
+                as far back as the history is complete.
+            until: Look at messages that entered before then; None: now.
+            on_progress: Called with the kind of things that are read, their count, and how many
+                there are.
 
         Returns:
             The balance of each minute and of all, and the messages that do not fit.
@@ -783,23 +784,24 @@ class Queue(Scheduled):
         since: Due | Duration | None = None,
         until: Due | Duration | None = None,
     ) -> Iterator[Record]:
-        """What became of a message, or of all messages that entered in a span.
+        """The records of a message, or of all messages that entered in a span.
 
-        Needs a queue made with `history`. A message that died is also in the history of `dead`.
+        The queue must keep a `history`. A message that died is also in the history of `dead`.
 
         Args:
-            message_id: The message's id; None: all of the span. An id that `put` made is found at
-                once, one that was given to `put` is looked for in the span. If no message has that
-                id, it is taken for the key of a message that has not ended, or is dead.
-            since: From when on, or how long ago; where None, as far back as the history goes.
-            until: Up to when; None: now.
+            message_id: The message's id; None: all messages of the span. An id that `put` made is
+                found at once; an id that was given to `put` is searched in the span. If no message
+                has that id, it is taken for the key of a message that lives or is dead.
+            since: The begin of the span, a time or a duration until now; None: as far back as the
+                history goes.
+            until: The end of the span; None: now.
 
         Returns:
             The records, minute of entry by minute.
 
         Raises:
             HistoryOff: If the queue keeps no history.
-            BadName: If the id is none.
+            BadName: If it cannot be an id.
             BadTime: If nothing lies between `since` and `until`.
         """
         self._home.register.refresh(force=True)
@@ -809,7 +811,7 @@ class Queue(Scheduled):
         return self._by_id_or_key(records, message_id, since, until)
 
     def totals(self) -> Totals:
-        """What has happened in this queue since it was made, over all processes."""
+        """The totals of this queue since it was made, over all processes."""
         return self._mender.read().totals
 
     # Steering -------------------------------------------------------------------------------------
@@ -818,13 +820,13 @@ class Queue(Scheduled):
         """Change settings while the queue runs; every process follows within 5 s.
 
         Args:
-            given: As `QueueOptions` describes them, without those that are fixed; offset and
-                history also those of its own dead-letter queue.
+            given: The settings, as `QueueOptions` describes them, without those that are fixed.
+                Offset and history are changed in its own dead-letter queue as well.
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`, `keyed`), or if dead messages would come back to this queue.
-            StoreTimeout: Maybe changed, or only of the queue and not of its dead-letter queue.
+            StoreTimeout: Maybe changed, or changed in this queue and not in its dead-letter queue.
         """
         if "dead" in given:
             check_dead(self._home.store, self.name, settings.read_choices(given)["dead"])
@@ -841,23 +843,23 @@ class Queue(Scheduled):
                 dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
     def pause(self) -> None:
-        """Hold deliveries back; every process follows within 5 s. Messages can still be put."""
+        """Stop deliveries; every process follows within 5 s. Messages can still be put."""
         self._home.register.change(lambda now: [replace(now, paused=True)])
 
     def resume(self) -> None:
-        """Deliver again, beginning with what came due meanwhile."""
+        """Deliver again; messages that came due meanwhile come first."""
         self._home.register.change(lambda now: [replace(now, paused=False)])
 
     def purge(self) -> None:
-        """Delete all that has entered the queue until now.
+        """Delete all messages that have entered the queue until now.
 
-        Holds once every process has re-read the settings, 5 s at most, and longer where it waits
-        for a store in trouble. Two writes: rows are deleted when they come due, and not delivered.
-        Those of a dead-letter queue, which are due and no consumer reads, are deleted at once: as
-        many reads and writes as there are pages.
+        Every process follows once it has reread the settings, within 5 s unless the store fails.
+        A purge costs two writes: rows are not delivered, and are deleted when they come due. In a
+        dead-letter queue, where all rows are due and no consumer reads them, they are deleted at
+        once, page by page.
 
         Raises:
-            StoreTimeout: Of the dead some rows may be left; none of them is shown or put back.
+            StoreTimeout: Some rows of dead messages may be left; none is shown or put back.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(
@@ -871,16 +873,17 @@ class Queue(Scheduled):
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.
 
-        A queue made again under its name is another one: its settings, totals and history are its
-        own. What processes put that have not re-read the settings, 5 s at most, is that one's;
-        where its `minute` is another, it waits until `check_all` finds it. What was in the queue is
-        deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
-        due. Its schedules go with it. Its dead-letter queue stays; `dead.drop()` drops it.
+        A queue made again under its name is another one, with settings, totals and history of its
+        own. For up to 5 s processes that have not reread the settings may put into it; if its
+        `minute` is another, these messages wait until `check_all` finds them. The rows of the
+        dropped queue are deleted once a queue is made again: by `check_all` or, if `minute` is the
+        same, as they come due. Its schedules are dropped too. Its dead-letter queue stays;
+        `dead.drop()` drops it.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
         self.schedules._home.drop()
-        # Else it would share the lanes of a queue that is made again with that one's reader.
+        # Otherwise it would share the lanes of a queue that is made again with the reader of that.
         self._receiver.drop()
 
     def redrive(
@@ -888,24 +891,24 @@ class Queue(Scheduled):
     ) -> int:
         """Put this queue's dead messages back, under their ids and with all attempts again.
 
-        One at a time: of two that run at once, each may put back what the other has just read.
+        Run one redrive at a time: each of two may put back messages that the other has just read.
 
         Args:
             limit: The most to put back, from 1; None for all.
-            where: Asked of each dead message, first died first, whether to put it back; None takes
-                all. So one pass serves any choice: `where=lambda message: message.id in ids`. What
-                it raises ends the redrive: then the last that it chose, 1,000 at most, are still
-                among the dead.
+            where: Called with each dead message, first died first; returns True to put it back.
+                None puts all back. `where=lambda message: message.id in ids` chooses by ids. An
+                error that it raises ends the redrive: the messages that it chose last, 1,000 at
+                most, are still among the dead then.
 
         Returns:
             How many were put back.
 
         Raises:
             UsageError: If this is a dead-letter queue itself.
-            BadSetting: If the limit is below 1, or `where` is no function that answers when it is
-                called.
-            KeyTaken: Of some the keys are those of others by now, or are held: they stay dead, and
-                all others are put back. A note says how many.
+            BadSetting: If the limit is below 1, or `where` is not a function that answers when it
+                is called.
+            KeyTaken: If other messages have the keys of some by now, or the keys are held: these
+                stay dead, and all others are put back. A note says how many.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         if names.is_dead_queue(self.name):
@@ -923,21 +926,21 @@ class Queue(Scheduled):
         )
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
-        """Visit every partition, near and far: move to now what lies behind a seal.
+        """Visit every partition, near and far, and move messages behind a seal to now.
 
-        It deletes messages that a purge has reached, however far their due, and those whose end the
-        history records, and frees the keys of messages that are not there any more. It puts right
-        what the totals miss of processes that crashed. While others count it waits for their
-        totals, 3 s at most, and counts once more, twice at most.
-        After a node was away for longer than gc_grace, connect with `consistency=all`.
+        It deletes purged messages, however far their due, and messages whose end the history
+        records, and frees keys without messages. It corrects the totals, which may miss counts of
+        processes that crashed. While other processes count, it waits for their totals, 3 s at most,
+        and counts again, twice at most.
+        If a node was away for longer than gc_grace, connect with `consistency=all` first.
 
         Args:
-            on_progress: Called with the count of partitions visited so far.
+            on_progress: Called with the count of partitions that were visited so far.
         """
         return self._mender.check(lambda: self._census.visit(on_progress))
 
     def close(self) -> None:
-        """Release what `receive` holds, and store the totals. Idempotent."""
+        """Release the leases of `receive`, and store the totals. Idempotent."""
         locks.refuse_within()
         if self._dead is not None:
             self._dead.close()
@@ -953,7 +956,7 @@ class Queue(Scheduled):
         since: Due | Duration | None,
         until: Due | Duration | None,
     ) -> Iterator[Record]:
-        """The records of an id; where there are none, of the message that has it for a key."""
+        """The records of an id; without any, those of the message that has it as its key."""
         first = next(records, None)
         if first is not None:
             yield first
@@ -1000,7 +1003,7 @@ class Queue(Scheduled):
         return self._home.target(name)
 
     def _target_of(self, target: QueueHome | None, row: Row) -> QueueHome | None:
-        """Where a row goes; without a target, back to the queue that it died in."""
+        """The queue that a row goes to; without a target, the queue that it died in."""
         if row.claim is not None and not self._receipts.is_over(row, margin_ms=0):
             return None
         if target is not None:
@@ -1042,7 +1045,7 @@ class Queue(Scheduled):
 
         count = Forwarder(self._home).run(self._rows(), limit, wanted)
         if names.is_dead_queue(self.name):
-            # No consumer reads the dead, and so none does it.
+            # Consumers do this for the lanes that they read, and none reads dead letters.
             forget_empty(self._home.store, register, self._home.clock.now_ms())
         return count
 
@@ -1057,8 +1060,8 @@ class Queue(Scheduled):
         return answers if partial else None
 
     def _put_back(self, message: Message) -> None:
-        """Let a message that was received for nobody be delivered at once, without an attempt."""
-        # Without a margin: what has only a moment left must not cost an attempt either.
+        """Let a message whose caller has gone be delivered at once; that costs no attempt."""
+        # Without a margin: a claim that is nearly over must not cost an attempt either.
         self._receipts.settle([message], Outcome(Fate.SNOOZE, 0), margin_ms=0)
 
     def _firer(self, members: Callable[[], Membership | None]) -> Firer:
@@ -1074,14 +1077,14 @@ class Queue(Scheduled):
 
 
 def _check_one(*given: object) -> None:
-    """Raise unless one of these is given; the last names all of them."""
+    """Raise unless exactly one of these is given; the last argument names them for the error."""
     *some, names_of = given
     if sum(one is not None for one in some) != 1:
         raise UsageError(f"give {names_of}, one of them.")
 
 
 def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict[str, Answer]:
-    """The answers to a command, by name; of each name once."""
+    """The answers to a command for each name; a name that is given twice has one answer."""
     answers: dict[str, Answer] = {}
     if isinstance(named, str):
         raise UsageError(f"give a list of names, not {shown(named)}.")
@@ -1111,7 +1114,7 @@ def received(
 
 
 def _each_delivery(given: Several, partial: bool) -> list[Message | str]:
-    """The deliveries that are given: one, or where `partial` any number of them."""
+    """The given deliveries as a list: one or, if `partial`, any number of them."""
     if isinstance(given, Message | str | bytes) or not isinstance(given, Iterable):
         return [given]
     if not partial:
@@ -1125,7 +1128,7 @@ def _check_reason(reason: object) -> None:
 
 
 def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:
-    """Whether `where` chooses a message; a coroutine, which is true, is no answer."""
+    """True if `where` chooses a message. A coroutine, which Python takes for true, is an error."""
     answer = where(message)
     if left := undone(answer):
         raise BadSetting(f"where returned {left}.")
