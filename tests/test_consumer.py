@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -12,8 +10,6 @@ from crashing import Crash, attempts_of, crash, run_until_crash
 from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
-
-WAIT_S = 60
 
 
 def fail(message: Message) -> None:
@@ -158,30 +154,6 @@ def test_a_handler_can_bury_at_once_and_say_why(stage: Stage) -> None:
     assert dead.headers["shardq-reason"] == "no such customer"
 
 
-def test_sys_exit_in_a_handler_is_a_failure_and_not_the_end(stage: Stage) -> None:
-    def handle(message: Message) -> None:
-        if message.attempt == 1:
-            raise SystemExit(3)
-
-    queue = stage.connect().queue("mail")
-    queue.put("a")
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(queue, seen))
-    assert attempts_of(seen) == [1, 2]
-
-
-def test_what_asyncio_cancels_in_a_handler_is_a_failure_and_not_the_end(stage: Stage) -> None:
-    def handle(message: Message) -> None:
-        if message.attempt == 1:
-            raise asyncio.CancelledError
-
-    queue = stage.connect().queue("mail")
-    queue.put("a")
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(queue, seen))
-    assert attempts_of(seen) == [1, 2]
-
-
 def test_ctrl_c_in_a_turn_reaches_its_caller_and_the_message_comes_again_uncounted(
     stage: Stage,
 ) -> None:
@@ -255,32 +227,6 @@ def test_a_crash_loses_nothing_and_delivers_again_what_was_in_hand(stage: Stage)
     assert sorted(set(first.texts + second.texts)) == sorted(sent)
     assert min(first.late_ms + second.late_ms) >= 0
     assert max(second.late_ms) <= 15_000
-
-
-def test_a_message_that_kills_its_consumer_each_time_is_dead_after_its_attempts(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", attempts=3, lanes=1)
-    sent = [queue.put(f"{n}") for n in range(5)]
-    handed: Counter[str] = Counter()
-
-    def handle(message: Message) -> None:
-        handed[message.text] += 1
-        if message.text == "2":
-            raise Crash
-
-    lives = 0
-    while not stage.is_empty(queue):
-        consumer = Consumer(stage.connect().queue("mail"), handle)
-        run_until_crash(stage, consumer, seconds=30)
-        lives += 1
-        assert lives <= 8
-    # The first death is of a careless consumer, which has left no record of the attempt.
-    assert handed["2"] == 4
-    [dead] = queue.dead.peek()
-    assert dead.id == sent[2].id
-    assert "died" in dead.headers["shardq-reason"]
-    assert not {"0", "1", "3", "4"} - set(handed)
 
 
 def test_a_killer_in_a_group_is_buried_and_its_group_goes_on(stage: Stage) -> None:
@@ -433,85 +379,7 @@ def test_a_delivery_that_was_parked_can_fail_and_be_retried(stage: Stage) -> Non
     assert len(queue.dead.peek()) == 1
 
 
-# Groups -------------------------------------------------------------------------------------------
-
-
-def test_a_group_is_delivered_in_order_of_first_due_across_retries(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", backoff="2s", attempts=10)
-    for n in range(12):
-        queue.put(f"{n}", delay=f"{n * 100}ms", group="g")
-
-    def handle(message: Message) -> None:
-        if message.attempt <= int(message.text) % 3:
-            raise ValueError("not yet")
-
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(queue, seen))
-    finished = [m.text for m in seen.messages if m.attempt > int(m.text) % 3]
-    assert finished == [f"{n}" for n in range(12)]
-    # Between the first and the last delivery of one there is none of another.
-    firsts = list(dict.fromkeys(seen.texts))
-    assert seen.texts == [text for text in firsts for _ in range(int(text) % 3 + 1)]
-
-
-def test_a_group_waits_for_its_head_that_is_parked_and_goes_on_when_it_ends(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", hold="2s", visibility="20s")
-    for n in range(3):
-        queue.put(f"{n}", delay=f"{n}ms", group="g")
-    ended_us: list[int] = []
-
-    def handle(message: Message) -> None:
-        if message.text == "0":
-            working(stage, consumer, 9)
-            assert seen.texts == ["0"]
-            ended_us.append(stage.clock.true_us())
-
-    seen = Recorder(stage.clock, handle)
-    consumer = Consumer(queue, seen)
-    stage.drain(queue, consumer)
-    assert seen.texts == ["0", "1", "2"]
-    # Pulled forward: not left until the claim's time would have been up.
-    assert (seen.at_us[2] - ended_us[0]) / 1e6 < 2
-
-
-def test_a_group_waits_for_a_snoozed_head_and_others_do_not(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for n in range(3):
-        queue.put(f"g{n}", delay=f"{n}ms", group="g")
-        queue.put(f"h{n}", delay=f"{n}ms", group="h")
-    queue.put("free", delay="10ms")
-
-    def handle(message: Message) -> None:
-        if message.text == "g0" and len([t for t in seen.texts if t == "g0"]) == 1:
-            raise Snooze("30s")
-
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(queue, seen))
-    assert [t for t in seen.texts if t[0] == "g"] == ["g0", "g0", "g1", "g2"]
-    assert seen.texts.index("free") < seen.texts.index("g1")
-    assert seen.texts.index("h2") < seen.texts.index("g1")
-
-
-def test_what_is_due_after_its_head_s_retry_is_never_brought_forward(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", backoff="100ms")
-    queue.put("head", delay="500ms", group="g")
-    # Read ahead, and in hand, when the head fails.
-    queue.put("next", delay="1500ms", group="g")
-    seen = Recorder(stage.clock, lambda m: fail(m) if m.text == "head" and m.attempt == 1 else None)
-    stage.drain(queue, Consumer(queue, seen))
-    assert seen.texts == ["head", "head", "next"]
-    assert seen.late_ms[2] >= 0
-    assert (seen.at_us[2] - seen.at_us[0]) / 1e6 >= 1.0
-
-
-def test_a_group_whose_head_is_buried_goes_on(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", attempts=2, backoff="5s")
-    for n in range(3):
-        queue.put(f"{n}", delay=f"{n}ms", group="g")
-    seen = Recorder(stage.clock, lambda m: fail(m) if m.text == "0" else None)
-    stage.drain(queue, Consumer(queue, seen))
-    assert seen.texts == ["0", "0", "1", "2"]
-    assert seen.at_us[-1] - seen.at_us[1] < 3_000_000
+# Priorities ---------------------------------------------------------------------------------------
 
 
 def test_priorities_are_strict_while_there_is_a_backlog(stage: Stage) -> None:

@@ -202,23 +202,3 @@ def test_of_two_threads_one_takes_its_step(stage: DeliveryStage, step: Step, oth
     for one, mine, theirs in zip(ones, taken[id(step)], taken[id(other)], strict=True):
         assert mine + theirs == 1
         assert one.stage is (step.after if mine else other.after)
-
-
-@pytest.mark.usefixtures("switching")
-@pytest.mark.parametrize(("stage", "step"), [(RUNNING, PARK), (PARKED, LOSE)], ids=name_of)
-def test_what_ends_while_it_is_parked_has_ended(stage: DeliveryStage, step: Step) -> None:
-    ones = [at(stage) for _ in range(500)]
-    ready = threading.Barrier(2)
-    slow = replace(step, before=Slow(step.before))
-
-    def take() -> None:
-        ready.wait()
-        for one in ones:
-            one.take(slow)
-
-    taking = threading.Thread(target=take)
-    taking.start()
-    ready.wait()
-    assert all(one.take(END) for one in ones)
-    taking.join()
-    assert {one.stage for one in ones} == {ENDED}

@@ -68,13 +68,6 @@ def test_rows_given_up_are_before_the_cursor_again() -> None:
     assert lane.cursor_ms == 499
 
 
-def test_a_lane_more_than_a_minute_behind_is_not_current() -> None:
-    lane = Lane.fresh(0, LAYOUT, sealed=-1)
-    lane.advance(100_000)
-    assert lane.is_current(160_000, LAYOUT)
-    assert not lane.is_current(160_001, LAYOUT)
-
-
 def sweep_sealed(ladder: Ladder, lane: Lane, now_ms: int) -> list[int]:
     """The minutes that are due, once they were swept."""
     due = ladder.sealed_due(lane, now_ms)
@@ -138,24 +131,6 @@ def test_every_sealed_minute_is_visited_once_by_each_of_its_rungs() -> None:
         assert minutes[0] <= first - rung + 1
 
 
-def test_a_new_reader_begins_with_what_is_due_now_not_with_history() -> None:
-    ladder = Ladder(LAYOUT, START_MS)
-    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
-    assert len(ladder.sealed_due(lane, START_MS)) <= 4 * len(SEALED_RUNGS)
-    assert ladder.due(START_MS) is None
-    assert ladder.next_ms() == START_MS + min(rung.every_ms for rung in RUNGS)
-
-
-def test_after_a_long_stop_the_deepest_rung_stands_for_all() -> None:
-    ladder = Ladder(LAYOUT, START_MS)
-    later_ms = START_MS + 3_600_000
-    rung = ladder.due(later_ms)
-    assert rung is not None
-    assert rung.purpose == RUNGS[-1].purpose
-    ladder.swept(rung, later_ms)
-    assert ladder.due(later_ms) is None
-
-
 def test_a_sweep_that_fails_stays_due_and_then_reaches_as_far_as_it_would_have() -> None:
     ladder = Ladder(LAYOUT, START_MS)
     first, second, third = RUNGS
@@ -169,52 +144,3 @@ def test_a_sweep_that_fails_stays_due_and_then_reaches_as_far_as_it_would_have()
     # It stood for the others.
     assert ladder.due(back_ms + first.every_ms) == first
     assert ladder.due(back_ms + second.every_ms) == second
-
-
-def test_after_a_long_stop_sealed_minutes_are_all_made_up_for_a_few_at_a_time() -> None:
-    ladder = Ladder(LAYOUT, START_MS)
-    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
-    sweep_sealed(ladder, lane, START_MS)
-    before = dict(lane.swept)
-    later_ms = START_MS + 3_600_000
-    lane.sealed = LAYOUT.newest_sealable(later_ms)
-    made_up: list[tuple[int, int]] = []
-    while due := ladder.sealed_due(lane, later_ms):
-        assert len(due) <= 4 * len(SEALED_RUNGS)
-        lane.swept.update(due)
-        made_up += due
-    for rung in SEALED_RUNGS:
-        minutes = [minute for back, minute in made_up if back == rung]
-        assert minutes == list(range(before[rung] + 1, before[rung] + 61))
-
-
-def test_a_sweep_that_failed_is_due_again() -> None:
-    ladder = Ladder(LAYOUT, START_MS)
-    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
-    due = ladder.sealed_due(lane, START_MS)
-    assert due
-    assert ladder.sealed_due(lane, START_MS) == due
-
-
-def test_a_seal_goes_no_further_than_the_looks_which_it_stands_for() -> None:
-    ladder = Ladder(LAYOUT, START_MS)
-    newest = LAYOUT.newest_sealable(START_MS)
-    lane = Lane.fresh(0, LAYOUT, newest - 10)
-    for _ in range(300):
-        to = lane.sealable_to(LAYOUT, newest)
-        minute = newest if to is None else min(to, newest)
-        if minute > lane.sealed:
-            lane.seal(minute, newest)
-        other = Lane.fresh(0, LAYOUT, lane.sealed)
-        # Whoever has the lane next does what is left to do.
-        assert all(other.swept[rung] <= max(lane.swept[rung], newest - 10) for rung in SEALED_RUNGS)
-        lane.swept.update(ladder.sealed_due(lane, START_MS))
-    assert lane.sealed == newest
-    assert lane.swept == {rung: newest - rung for rung in SEALED_RUNGS}
-
-
-def test_a_lane_that_was_made_of_late_is_not_looked_at_before_that() -> None:
-    newest = LAYOUT.newest_sealable(START_MS)
-    lane = Lane.fresh(0, LAYOUT, newest, newest - 3)
-    assert set(lane.swept.values()) == {newest - 3}
-    assert Ladder(LAYOUT, START_MS).sealed_due(lane, START_MS) == []

@@ -156,16 +156,6 @@ def test_a_released_shard_is_taken_without_care(stage: Stage) -> None:
     assert lease.careful == 0
 
 
-def test_after_an_unclean_end_the_former_holders_window_is_worked_with_care(stage: Stage) -> None:
-    leases_of(stage, "a", window=70).take([ONE])
-    stage.clock.advance(11)
-    b = leases_of(stage, "b", window=5)
-    assert b.take([ONE]) == {}
-    lease = b.get(ONE)
-    assert lease is not None
-    assert lease.careful == 70
-
-
 def test_who_takes_over_and_dies_too_leaves_as_much_to_be_worked_with_care(stage: Stage) -> None:
     leases_of(stage, "a", window=70).take([ONE])
     stage.clock.advance(11)
@@ -185,17 +175,6 @@ def test_who_takes_over_and_dies_too_leaves_as_much_to_be_worked_with_care(stage
     d = leases_of(stage, "d", window=5)
     d.take([ONE])
     assert [lease.careful for lease in d.held()] == [50]
-
-
-def test_ones_own_lapsed_lease_asks_for_no_care(stage: Stage) -> None:
-    a = leases_of(stage, "a")
-    a.take([ONE])
-    stage.clock.advance(11)
-    assert [lease.shard for lease in a.renew()] == [ONE]
-    assert a.take([ONE]) == {}
-    lease = a.get(ONE)
-    assert lease is not None
-    assert lease.careful == 0
 
 
 def test_what_was_taken_over_with_care_is_so_again_after_a_lapse_of_ones_own(stage: Stage) -> None:
@@ -303,18 +282,6 @@ def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) 
     b.take([ONE])
     [lease] = b.held()
     assert lease.careful == 7
-
-
-def test_of_two_that_take_over_one_wins(stage: Stage) -> None:
-    leases_of(stage, "a").take([ONE])
-    stage.clock.advance(11)
-    b, c = leases_of(stage, "b"), leases_of(stage, "c")
-    # c comes between b's look at the unclean holder and b's second try.
-    stage.faults.call("take", lambda: c.take([ONE]), nth=1)
-    refused = b.take([ONE])
-    assert ONE in refused
-    assert c.get(ONE) is not None
-    assert b.get(ONE) is None
 
 
 def test_releasing_what_was_lost_does_not_end_its_new_holders_lease(stage: Stage) -> None:

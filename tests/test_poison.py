@@ -8,7 +8,7 @@ from simulated.scheduler import Killed, Process
 from simulated.simulation import Simulation
 
 from shardq import Connection, Consumer, Message, clock
-from shardq.testing import Recorder, Stage
+from shardq.testing import Stage
 
 REASON = "out of attempts: its consumer died, or its time ran out"
 
@@ -99,29 +99,6 @@ def test_what_begins_beside_a_message_that_kills_its_process_does_not_die_with_i
         assert done.keys() == {f"{n}" for n in range(12) if n != place}
         # Recorded beside it once, and then alone.
         assert max(done.values()) <= 2
-
-
-def test_after_a_message_that_kills_its_process_the_others_are_delivered(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1, attempts=2)
-    queue.put("before")
-    queue.put("kills")
-    queue.put("after")
-    seen = Recorder(
-        stage.clock, lambda message: crash(message) if message.text == "kills" else None
-    )
-    dead: list[Message] = []
-    died = 0
-    while not stage.is_empty(queue):
-        assert died < 10
-        consumer = Consumer(stage.connect().queue("mail"), seen, on_dead=dead.append)
-        if run_until_crash(stage, consumer, seconds=5):
-            died += 1
-            stage.clock.advance(11)
-    assert died == 3
-    assert [(one.text, one.headers["shardq-reason"]) for one in dead] == [("kills", REASON)]
-    assert seen.texts.count("kills") == 3
-    # What came after it in the same process is never handed out together with it again.
-    assert set(seen.texts) == {"before", "kills", "after"}
 
 
 def test_one_at_a_time_no_other_message_loses_an_attempt_to_one_that_kills_its_process(

@@ -83,14 +83,6 @@ def test_a_batch_goes_to_every_lane_in_pieces_that_grow_to_a_hundred(stage: Stag
     assert len(set(rounds)) == 4
 
 
-def test_each_chunk_of_a_batch_that_is_put_in_many_uses_every_lane(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put_many(f"{n}" for n in range(80))
-    assert Counter(message._row.shard.lane for message in queue.peek(100)) == dict.fromkeys(
-        range(0, 24, 3), 10
-    )
-
-
 @pytest.mark.parametrize("delays", [["0s"], ["0s", "1h"], ["0s", "0s", "1h", "2h"]])
 def test_single_puts_go_round_the_lanes_of_their_minute_one_by_one(
     stage: Stage, delays: list[str]
@@ -318,19 +310,6 @@ def test_a_late_write_whose_repair_is_refused_is_maybe_stored_and_put_again(stag
     assert seen.texts == ["late"]
 
 
-def test_many_late_writes_whose_repair_is_refused_can_be_put_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="2s")
-    stage.faults.call("insert", lambda: stage.clock.advance(10))
-    stage.faults.fail("find")
-    with pytest.raises(StoreTimeout) as caught:
-        queue.put_many(["a", "b"])
-    assert [message.text for message in caught.value.messages] == ["a", "b"]
-    queue.put_many(caught.value.messages)
-    seen = Recorder(stage.clock)
-    stage.drain(queue, Consumer(queue, seen))
-    assert sorted(seen.texts) == ["a", "b"]
-
-
 def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(200))
@@ -363,19 +342,6 @@ def test_a_repair_without_an_answer_that_is_late_too_is_repaired_again(stage: St
     queue.put("late")
     [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
-
-
-def test_a_repair_that_was_late_too_goes_on_where_it_is_put_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    stage.faults.call("insert", lambda: stage.clock.advance(200))
-    stage.faults.call("move", lambda: stage.clock.advance(200))
-    stage.faults.fail("find", nth=2, times=2)
-    with pytest.raises(StoreTimeout) as caught:
-        queue.put("late")
-    message = queue.put(caught.value.messages[0])
-    [row] = [message._row for message in queue.peek()]
-    assert row.due_ms >= stage.clock.now_ms() - 1_000
-    assert message._row == row
 
 
 def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Stage) -> None:

@@ -31,33 +31,6 @@ def received(stage: Stage, **settings: object) -> tuple:
     return queue, message
 
 
-def test_a_retry_comes_again_after_the_back_off_that_doubles(stage: Stage) -> None:
-    queue, message = received(stage, backoff="2s", attempts=9)
-    for gap in (2, 4, 8):
-        at_us = stage.clock.now_us()
-        queue.retry(message)
-        [message] = queue.receive(wait="1m")
-        assert (stage.clock.now_us() - at_us) / 1e6 == pytest.approx(gap, abs=0.2)
-    assert message.attempt == 4
-
-
-def test_a_retry_of_the_last_attempt_is_buried_with_its_reason(stage: Stage) -> None:
-    queue, message = received(stage, attempts=1)
-    queue.retry(message.receipt, reason="no route")
-    [dead] = queue.dead.peek()
-    assert dead.id == "me"
-    assert dead.headers["shardq-reason"] == "out of attempts: no route"
-    assert stage.is_empty(queue)
-
-
-def test_a_snooze_spends_no_attempt(stage: Stage) -> None:
-    queue, message = received(stage, attempts=2)
-    for _ in range(5):
-        queue.snooze(message, "10s")
-        [message] = queue.receive(wait="1m")
-        assert message.attempt == 1
-
-
 def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
     queue, message = received(stage)
     queue.bury(message, "wrong address")
@@ -237,17 +210,6 @@ def test_what_is_looked_at_shows_its_deliveries_and_keeps_them_when_it_is_settle
     assert (record.fate, record.attempt) == ("acked", 2)
 
 
-def test_of_several_acks_with_one_stale_none_is_written(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put_many(["a", "b"])
-    one, other = queue.receive(wait="1s")
-    queue.ack(one)
-    with pytest.raises(StaleReceipt):
-        queue.ack(other, one)
-    queue.ack(other)
-    assert stage.is_empty(queue)
-
-
 def test_any_process_can_settle_with_a_receipt(stage: Stage) -> None:
     queue, message = received(stage)
     token = message.receipt
@@ -270,16 +232,6 @@ def test_what_was_delivered_cannot_be_cancelled(stage: Stage) -> None:
     message = queue.put("a")
     stage.drain(queue, Consumer(queue, lambda _: None))
     assert not queue.cancel(message)
-
-
-def test_the_head_of_a_group_that_is_cancelled_holds_nobody_back(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    first = queue.put("0", group="g", delay="1s")
-    queue.put("1", group="g", delay="2s")
-    queue.cancel(first)
-    seen = Recorder(stage.clock)
-    stage.drain(queue, Consumer(queue, seen), within="5s")
-    assert seen.texts == ["1"]
 
 
 # Looking ------------------------------------------------------------------------------------------
@@ -548,43 +500,6 @@ def test_who_only_peeked_at_a_message_takes_no_attempt_back(stage: Stage) -> Non
     [peeked] = queue.peek()
     queue.retry(peeked)
     assert [dead.headers["shardq-attempts"] for dead in queue.dead.peek()] == ["3"]
-
-
-def test_a_head_that_was_put_off_and_is_cancelled_holds_nobody_back(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("0", group="g")
-    queue.put("1", group="g")
-    [head] = queue.receive(wait="1s")
-    queue.retry(head, "1h")
-    stage.clock.advance(30)
-    assert queue.receive(wait="1s") == []
-    assert queue.cancel(next(one for one in queue.peek() if one.id == head.id))
-    assert [message.text for message in queue.receive(wait="5s")] == ["1"]
-
-
-def test_a_head_that_was_put_off_can_be_put_off_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("0", group="g")
-    queue.put("1", group="g")
-    [head] = queue.receive(wait="1s")
-    queue.retry(head, "1h")
-    queue.receive(wait="1s")
-    [waiting] = [one for one in queue.peek() if one.id == head.id]
-    queue.snooze(waiting, "2h")
-    [waiting] = [one for one in queue.peek() if one.id == head.id]
-    assert waiting.due_ms == stage.clock.now_ms() + 7_200_000
-
-
-def test_a_group_waits_for_its_head_whoever_else_of_it_is_put_off(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    for n in range(3):
-        queue.put(f"{n}", group="g")
-    [head] = queue.receive(1, wait="1s")
-    [second] = [message for message in queue.peek() if message.text == "1"]
-    queue.snooze(second, "1s")
-    assert queue.receive(wait="20s") == []
-    queue.ack(head)
-    assert [message.text for message in queue.receive(wait="10s")] == ["1"]
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, "1"])

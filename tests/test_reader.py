@@ -310,16 +310,6 @@ def test_a_wrong_clock_that_is_corrected_costs_no_lateness(stage: Stage, shift: 
     assert max(seen.late_ms) < 150
 
 
-@pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_a_consumer_whose_clock_is_a_minute_wrong_loses_nothing(stage: Stage, shift: float) -> None:
-    queue = stage.connect().queue("mail")
-    wrong = stage.connect(shift=shift, corrected=False).queue("mail")
-    consumer, seen = reading(stage, wrong)
-    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(100)]
-    stage.drain(queue, consumer, stride=0.2)
-    assert sorted(seen.texts) == sorted(sent)
-
-
 def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s")
     for n in range(10):

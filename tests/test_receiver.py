@@ -212,38 +212,6 @@ def test_received_messages_come_in_order_of_priority_and_due(stage: Stage) -> No
     assert texts == sorted(texts)
 
 
-def test_one_of_a_group_is_out_at_a_time_and_the_next_follows_its_ack(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    for n in range(4):
-        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
-    stage.clock.advance(1)
-    for n in range(4):
-        at_us = stage.clock.now_us()
-        [message] = receive(stage, queue, seconds=20)
-        assert message.text == f"{n}"
-        assert stage.clock.now_us() - at_us < 1_000_000
-        assert receive(stage, queue, seconds=5) == []
-        queue.ack(message)
-
-
-def test_a_group_waits_for_its_head_that_is_extended_shortly_before_its_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for text in ("head", "next"):
-        queue.put(text, group="g")
-    [head] = queue.receive(1, visibility="4s", wait="1s")
-    seen = Recorder(stage.clock)
-    consumer = Consumer(stage.connect().queue("mail"), seen)
-    queue.close()
-    # By now what waits behind it has been put off to when its time is up, and been looked at.
-    stage.drive(consumer, seconds=3)
-    receipt = queue.extend(head, "20s")
-    stage.drive(consumer, seconds=10)
-    assert seen.texts == []
-    queue.ack(receipt)
-    stage.drain(queue, consumer)
-    assert seen.texts == ["next"]
-
-
 def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     stage: Stage,
 ) -> None:
@@ -255,22 +223,6 @@ def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     queue.ack(head)
     [after] = receive(stage, queue, seconds=20)
     assert after.text == "next"
-
-
-def test_a_group_stays_in_order_when_its_head_is_retried(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    for n in range(3):
-        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
-    stage.clock.advance(1)
-    texts = []
-    while not stage.is_empty(queue):
-        [message] = receive(stage, queue, seconds=60)
-        texts.append(message.text)
-        if message.text == "1" and message.attempt < 3:
-            queue.retry(message, "4s")
-        else:
-            queue.ack(message)
-    assert texts == ["0", "1", "1", "1", "2"]
 
 
 def test_waiting_ends_with_the_first_message_or_with_its_time(stage: Stage) -> None:
@@ -471,81 +423,6 @@ def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stag
     begun_ms = stage.clock.now_ms()
     assert [m.text for m in receive(stage, queue, seconds=20)] == ["next"]
     assert stage.clock.now_ms() < begun_ms + 5_000
-
-
-def test_one_of_a_group_is_out_where_its_head_was_cancelled_out_of_attempts(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1, attempts=3)
-    queue.put("other")
-    head = queue.put("head", group="g")
-    for text in ("a", "b"):
-        queue.put(text, group="g")
-    stage._store.edit([head._row._replace(attempt=3, serial=1)])
-    assert [m.text for m in queue.receive(1)] == ["other"]
-    assert stage.connect().queue("mail").cancel(head)
-    assert [m.text for m in receive(stage, queue, seconds=5)] == ["a"]
-
-
-def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for number in range(3):
-        queue.put(str(number), group="g")
-    [head] = receive(stage, queue, count=1)
-    assert {found._row.due_ms for found in queue.peek()} == {head._row.due_ms}
-    queue.ack(head)
-    later = queue.put("3", group="g")
-    got = []
-    for _ in range(3):
-        got += (found := receive(stage, queue, count=1))
-        queue.ack(found[0])
-    assert [message.text for message in got] == ["1", "2", later.text]
-
-
-def test_what_waited_behind_a_head_comes_before_what_comes_due_just_now(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1, bands=2)
-    # Each is claimed and acked in turn, which moves all the others there and back, until those
-    # that are due later come due.
-    queue.put("alone", delay="1500ms")
-    for n in range(18):
-        queue.put(f"{n}", group="g", priority=n % 2, delay="0s" if n < 14 else "1500ms")
-    orders: list[list[int]] = [[], []]
-    while sum(map(len, orders)) < 18:
-        messages = receive(stage, queue, seconds=5)
-        for message in messages:
-            if message.group:
-                orders[message.priority].append(int(message.text))
-        queue.ack(*messages)
-    assert orders == [list(range(0, 18, 2)), list(range(1, 18, 2))]
-
-
-def test_what_was_moved_behind_a_head_is_not_early_when_the_head_comes_sooner(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    queue.put("0", group="g")
-    queue.put("1", group="g", delay="1500ms")
-    due_ms = stage.clock.now_ms() + 1_500
-    [head] = receive(stage, queue)
-    assert receive(stage, queue, seconds=0.01) == []
-    queue.retry(head, "0s")
-    [head] = receive(stage, queue)
-    assert head.text == "0"
-    queue.ack(head)
-    assert [message.due_ms for message in queue.peek()] == [due_ms]
-
-
-def test_what_is_moved_behind_a_head_too_late_follows_it_to_where_it_is(stage: Stage) -> None:
-    queue, other = (stage.connect().queue("mail", lanes=1) for _ in range(2))
-    queue.put("0", group="g")
-    queue.put("1", group="g")
-    [head] = receive(stage, queue)
-    # The next call moves what waits behind the head to where the head was by then.
-    receipt = other.extend(head, "5s")
-    assert receive(stage, queue, seconds=0.1) == []
-    other.ack(receipt)
-    [next_one] = receive(stage, queue, seconds=6)
-    assert next_one.text == "1"
 
 
 def test_of_claims_whose_answer_was_lost_those_that_were_made_are_returned(stage: Stage) -> None:

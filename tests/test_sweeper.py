@@ -521,27 +521,6 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     assert 12 < asked <= 12 + 3 * 66
 
 
-def test_a_sweep_from_further_back_than_one_that_failed_is_of_no_more_slices(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = Consumer(queue, Recorder(stage.clock))
-    stage.drive(consumer, seconds=40)
-    engine = consumer._engine
-    # One of half a second has failed several times; its lane was not to be swept for long since.
-    engine.sweeper._narrow_ms["sweep 0.5 s"] = 10
-    engine.memory.lanes[0].unswept_ms = stage.clock.now_ms() - 30_000
-    asked = 0
-    read = engine.pages.read
-
-    def count(*wanted: Slice) -> list[Row]:
-        nonlocal asked
-        asked += wanted[0].purpose == "sweep 0.5 s"
-        return read(*wanted)
-
-    engine.pages.read = count  # type: ignore[method-assign]
-    engine.sweeper.sweep(RUNGS[0])
-    assert 10 < asked <= 66
-
-
 def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_group(
     stage: Stage,
 ) -> None:
