@@ -141,7 +141,7 @@ class Consumer:
         self._store = home.store
         self._register = home.register
         own = home.of_member(member)
-        self._upkeep = Upkeep(home.store, home.clock, home.register, own.member, home.chores)
+        self._upkeep = Upkeep(home, own.member)
         self._firer = Firer(home, lambda: self._engine.membership, self._on_put)
         self._fire = self._firer.step
         self._engine = Engine(

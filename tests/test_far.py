@@ -127,7 +127,7 @@ def test_a_consumer_takes_empty_shards_out_of_the_index(world: World, queue: Que
     kept, ended, young = place(queue, DAY_MS), place(queue, 2 * DAY_MS), place(queue, 5_000)
     far = queue.put("far", delay="9d")._row
     home.store.delete([row.position for row in (ended, young, far)])
-    Upkeep(home.store, home.clock, home.register, "reader").step()
+    Upkeep(home, "reader").step()
     left = indexed(queue)
     assert kept.shard in left
     assert ended.shard not in left

@@ -49,7 +49,7 @@ def upkeep(queue: Queue, member: str) -> Upkeep:
     """That of a consumer, which heartbeats."""
     home = queue._home
     home.store.note(MEMBERS, ("mail",), {member: Heartbeat(threads=8).to_json()}, 3_600_000)
-    return Upkeep(home.store, home.clock, home.register, member)
+    return Upkeep(home, member)
 
 
 def run(stage: Stage, one: Upkeep, seconds: float) -> None:
@@ -369,7 +369,7 @@ def test_what_is_left_of_a_dropped_queue_counts_for_nobody(stage: Stage) -> None
     again.put("x", delay="4h")
     assert again.depth() == Depth(0, 1, 0, exact=False)
     home = again._home
-    chore = Upkeep(home.store, home.clock, home.register, "reader")
+    chore = Upkeep(home, "reader")
     home.store.note(
         MEMBERS, (home.register.members_key,), {"reader": Heartbeat(threads=8).to_json()}, 3_600_000
     )

@@ -182,7 +182,7 @@ def test_a_damaged_queue_is_left_out_and_the_others_are_scraped(
     db.queue("bad").put("x")
     db.queue("mail").put("x")
     store = db._home.store
-    store.note(STATS, ("bad",), {(db.queue("bad")._home.stats._minute, "x"): "no JSON"})
+    store.note(STATS, ("bad",), {(db.queue("bad")._home.stats.totals.minute, "x"): "no JSON"})
     assert scrape.value("shardq_put_total", queue="mail") == 1
     assert scrape.value("shardq_put_total", queue="bad") is None
     assert scrape.value("shardq_queues_unread") == 1

@@ -295,7 +295,7 @@ def test_a_damaged_queue_says_so_on_both_pages_and_the_others_stand() -> None:
         bad, mail = api.db.queue("bad"), api.db.queue("mail")
         bad.put("x")
         mail.put_many(["x"] * 7)
-        place = bad._home.stats._minute, "x"
+        place = bad._home.stats.totals.minute, "x"
         api.db._home.store.note(STATS, ("bad",), {place: "no JSON"})
         front = (await api.ask("GET", f"{PAGES}/")).body.decode()
         [problem] = re.findall(r'<p class="problem">(.*?)</p>', front)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.errors import BadTime, shown
@@ -27,17 +27,17 @@ from shardq.records.membership import heartbeats
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from shardq.clock import Clock
     from shardq.inspection.depth import Depth
     from shardq.inspection.pace import Pace
-    from shardq.model.shard import Shard
+    from shardq.model.message import Row
     from shardq.model.times import Duration
     from shardq.records.folded import Stored
     from shardq.records.register import Register
-    from shardq.stores.store import Progress, Store
+    from shardq.stores.store import Progress, Store, Tally
 
 _PART = 500
 _FAR_MS = 1 << 52
@@ -141,25 +141,10 @@ def forecast(
     now_ms, layout = clock.now_ms(), register.layout
     minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
     counts = dict.fromkeys(minutes, 0)
-    polled = set(layout.all_used())
-    found = store.indexed(layout.queue, minutes)
-    shards = (shard for shard in found if shard.lane in polled)
-    if may_be_doomed(register, stored):
-        before_us = register.settings.purged_before_us
-        pages = scan.pages(store, layout, shards, purpose="forecast", bodies=False)
-        for row in chain.from_iterable(pages):
-            if row.due_ms > now_ms and row.entered_us >= before_us:
-                counts[row.shard.minute] += 1
-    else:
-        wanted = Slice(layout.queue, (), layout.all_used(), now_ms, _FAR_MS, 0, purpose="forecast")
-        for counted in scan.tallies_of(store, wanted, minutes):
-            for shard, tally in counted.items():
-                counts[shard.minute] += tally.rows
-    for row in scan.put_off(store, register, now_ms):
-        minute = layout.minute_of(row.ready_ms)
-        if minute in counts and row.entered_us >= register.settings.purged_before_us:
-            counts[minute] += 1
-    for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
+    until_ms = layout.end_ms(minutes[-1])
+    counter = CalendarCounter(store, clock, register)
+    rows = counter.rows(now_ms, until_ms, stored, has_claims=True)
+    for due_ms, count in chain(rows, firings(now_ms, until_ms - 1)):
         counts[layout.minute_of(due_ms)] += count
     return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
@@ -199,21 +184,8 @@ class CalendarCounter:
         stored = stored_totals(self._store, register.totals_key)
         depth = DepthCounter(self._store, self._clock, register).depth(lambda: stored)
         rows: Counter[int] = Counter()
-        if may_be_doomed(register, stored) or self._is_coarse:
-            found: Iterator[tuple[int, int]] = (
-                one
-                for part in self._parts(at_ms, until_ms)
-                for one in self._rows(part, at_ms, until_ms - 1)
-            )
-        else:
-            found = self._tallies(at_ms, until_ms)
-        for due_ms, count in found:
+        for due_ms, count in self.rows(at_ms, until_ms, stored, is_fine=self._is_coarse):
             rows[due_ms - due_ms % MINUTE_MS] += count
-        before_us = register.settings.purged_before_us
-        for row in scan.put_off(self._store, register, at_ms):
-            is_live = row.claim is None and row.entered_us >= before_us
-            if is_live and row.ready_ms < until_ms:
-                rows[row.ready_ms - row.ready_ms % MINUTE_MS] += 1
         fired: Counter[int] = Counter()
         fired_until_ms = None
         for number, (due_ms, count) in enumerate(firings(at_ms, until_ms - 1)):
@@ -240,42 +212,63 @@ class CalendarCounter:
         """True if the queue's minutes do not lie within those of 60 s."""
         return MINUTE_MS % self._register.layout.minute_ms > 0
 
-    def _parts(self, at_ms: int, until_ms: int) -> Iterator[list[Shard]]:
-        """The shards that may have rows, in parts."""
-        layout = self._register.layout
-        minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
-        found = self._store.indexed(layout.queue, minutes)
-        while part := list(islice(found, _PART)):
-            self._tell("minutes ahead", part[0].minute - minutes.start, len(minutes))
-            yield part
+    def rows(
+        self,
+        at_ms: int,
+        until_ms: int,
+        stored: Stored,
+        *,
+        is_fine: bool = False,
+        has_claims: bool = False,
+    ) -> Iterator[tuple[int, int]]:
+        """The messages due later than one time and before another, as (due, how many).
 
-    def _tallies(self, at_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-        """(start of a minute, number of messages) for each shard."""
+        Args:
+            at_ms: Now, epoch milliseconds.
+            until_ms: The end, exclusive.
+            stored: The totals of the queue.
+            is_fine: True for the dues themselves; else a due may be any in its minute.
+            has_claims: True to count messages in flight by the end of their claims.
+        """
+        if is_fine or may_be_doomed(self._register, stored):
+            for row in self._singly(at_ms, until_ms - 1):
+                if has_claims or row.claim is None:
+                    yield row.due_ms, 1
+        else:
+            for start_ms, tally in self._together(at_ms, until_ms - 1):
+                yield start_ms, tally.rows if has_claims else tally.rows - tally.claims
+        for row in scan.put_off(self._store, self._register, at_ms):
+            is_counted = (has_claims or row.claim is None) and not self._register.is_purged(row)
+            if is_counted and row.ready_ms < until_ms:
+                yield row.ready_ms, 1
+
+    def _together(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, Tally]]:
+        """(start of a minute, its counts) for each shard."""
         layout = self._register.layout
-        minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
+        minutes = range(layout.minute_of(after_ms), layout.minute_of(until_ms) + 1)
         wanted = Slice(
-            layout.queue, (), layout.all_used(), at_ms, until_ms - 1, 0, purpose="calendar"
+            layout.queue, (), layout.all_used(), after_ms, until_ms, 0, purpose="calendar"
         )
         for counted in scan.tallies_of(self._store, wanted, minutes):
             if counted:
-                first = next(iter(counted)).minute
-                self._tell("minutes ahead", first - minutes.start, len(minutes))
+                self._tell_minute(next(iter(counted)).minute, minutes)
             for shard, tally in counted.items():
-                yield layout.start_ms(shard.minute), tally.rows - tally.claims
+                yield max(layout.start_ms(shard.minute), after_ms), tally
 
-    def _rows(
-        self, shards: Sequence[Shard], after_ms: int, until_ms: int
-    ) -> Iterator[tuple[int, int]]:
-        """(due, 1) for each row that no purge has reached; bodies are not read."""
-        layout, before_us = self._register.layout, self._register.settings.purged_before_us
-        found = scan.with_rows(
-            self._store, (shard for shard in shards if layout.has_lane(shard.lane))
-        )
-        pages = scan.pages(self._store, layout, found, purpose="calendar", bodies=False)
-        for row in (row for page in pages for row in page):
-            is_live = row.claim is None and row.entered_us >= before_us
-            if is_live and after_ms < row.due_ms <= until_ms:
-                yield row.due_ms, 1
+    def _singly(self, after_ms: int, until_ms: int) -> Iterator[Row]:
+        """The rows that no purge has reached, without their bodies."""
+        layout = self._register.layout
+        minutes = range(layout.minute_of(after_ms), layout.minute_of(until_ms) + 1)
+        for part in scan.parts(self._store.indexed(layout.queue, minutes), _PART, first=_PART):
+            self._tell_minute(part[0].minute, minutes)
+            found = scan.with_rows(self._store, (one for one in part if layout.has_lane(one.lane)))
+            pages = scan.pages(self._store, layout, found, purpose="calendar", bodies=False)
+            for row in chain.from_iterable(pages):
+                if after_ms < row.due_ms <= until_ms and not self._register.is_purged(row):
+                    yield row
+
+    def _tell_minute(self, minute: int, minutes: range) -> None:
+        self._tell("minutes ahead", minute - minutes.start, len(minutes))
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:

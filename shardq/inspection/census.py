@@ -83,7 +83,6 @@ class Census:
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
         """Visit every partition, near and far, and settle rows that no reader would for long."""
         self._register.refresh(force=True)
-        before_us = self._register.settings.purged_before_us
         sealed = self._store.notes(LANES, (self._register.name,))
         # After the seals: a minute is listed before its lane's seal passes it.
         listed = scan.waiting_minutes(self._store, self._register)
@@ -105,11 +104,11 @@ class Census:
 
         for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
             rows += len(page)
-            over = [row for row in page if row.entered_us < before_us]
+            over = [row for row in page if self._register.is_purged(row)]
             purged += len(over)
             of_former = self._end_purged(over)
             ended += len(over) - of_former
-            kept = [row for row in page if row.entered_us >= before_us]
+            kept = [row for row in page if not self._register.is_purged(row)]
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
             self._stats.add(dropped=len(kept) - len(live))
@@ -147,9 +146,8 @@ class Census:
 
     def remove_purged(self) -> None:
         """Delete the rows that a purge has reached; reads the whole queue."""
-        before_us = self._register.settings.purged_before_us
         for page in self.pages(bodies=False):
-            self._end_purged([row for row in page if row.entered_us < before_us])
+            self._end_purged(list(filter(self._register.is_purged, page)))
         scan.forget_empty(self._store, self._register, self._clock.now_ms())
 
     def _end_purged(self, rows: Sequence[Row]) -> int:
@@ -197,10 +195,7 @@ class Census:
         """The first rows of each shard that no purge has reached."""
         layout = self._register.layout
         slices = [scan.whole(layout, shard, limit, "peek") for shard in shards]
-        return scan.first_kept(self._store, slices, self._is_kept)
-
-    def _is_kept(self, row: Row) -> bool:
-        return row.entered_us >= self._register.settings.purged_before_us
+        return scan.first_kept(self._store, slices, lambda row: not self._register.is_purged(row))
 
 
 def _by_due(row: Row) -> tuple[int, int]:

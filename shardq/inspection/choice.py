@@ -13,8 +13,7 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,17 +28,12 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.stores.store import Slice, Store
+    from shardq.stores.store import Store
 
 LOOKED_MAX = 10_000
 """How many messages a page examines."""
-_AHEAD_MS = 3_600_000
-"""How far clocks may differ."""
 _BODIES = 50
 """How many bodies are read at a time: each may have 1 MiB."""
-_FEW = 200
-"""A span with fewer dead messages is read as a whole."""
-_SPAN_MS = 1_000
 _PLACE = re.compile(r"([0-9]{1,15})\.([0-9a-f]{32})", re.ASCII)
 _MINUTE = attrgetter("minute")
 
@@ -272,7 +266,7 @@ def _from_now_on(home: QueueHome, after: Place | None) -> Iterator[Row]:
     for _, some in groupby(scan.with_rows(home.store, shards), key=_MINUTE):
         lanes = [_lane(home, layout, shard, after) for shard in some]
         for row in heapq.merge(*lanes, key=Place.of):
-            if _is_kept(home, row) and (after is None or Place.of(row) > after):
+            if not register.is_purged(row) and (after is None or Place.of(row) > after):
                 yield row
 
 
@@ -287,46 +281,6 @@ def _lane(home: QueueHome, layout: Layout, shard: Shard, after: Place | None) ->
 
 def _backwards(home: QueueHome, after: Place | None, since_ms: int) -> Iterator[Row]:
     """The rows of a dead-letter queue without bodies, the last one first."""
-    register = home.register
-    until_ms = home.clock.now_ms() + _AHEAD_MS if after is None else after.due_ms
-    shards = dead.shards(home.store, register, since_ms, until_ms)
-    for _, some in groupby(shards, key=_MINUTE):
-        for rows in _windows(home, list(some), until_ms):
-            kept = (row for row in rows if _is_kept(home, row))
-            found = (row for row in kept if after is None or Place.of(row) < after)
-            yield from sorted(found, key=Place.of, reverse=True)
-
-
-def _windows(home: QueueHome, shards: Sequence[Shard], until_ms: int) -> Iterator[list[Row]]:
-    """The rows of shards of one minute without bodies, the last ones first.
-
-    All at once for a minute with few rows; else by halves of its time, so that the last ones are
-    found without reading the thousands before them.
-    """
-    layout = home.register.layout
-    wholes = [scan.whole(layout, one, _BODIES, "list")._replace(bodies=False) for one in shards]
-    end_ms = min(until_ms, layout.end_ms(shards[0].minute) - 1)
-    yield from _halves(home, wholes, wholes[0].after_ms, end_ms)
-
-
-def _halves(
-    home: QueueHome, wholes: Sequence[Slice], after_ms: int, until_ms: int
-) -> Iterator[list[Row]]:
-    parts = [one._replace(after_ms=after_ms, until_ms=until_ms) for one in wholes]
-    rows = chain.from_iterable(map(partial(scan.rows_of, home.store), parts))
-    if until_ms - after_ms <= _SPAN_MS:
-        yield list(rows)
-        return
-    found = list(islice(rows, _FEW))
-    if len(found) < _FEW:
-        yield found
-        return
-    middle_ms = (after_ms + until_ms) // 2
-    yield from _halves(home, wholes, middle_ms, until_ms)
-    yield from _halves(home, wholes, after_ms, middle_ms)
-
-
-def _is_kept(home: QueueHome, row: Row) -> bool:
-    """True if neither a purge nor a drop has reached a row."""
-    register = home.register
-    return row.entered_us >= register.settings.purged_before_us and not register.is_former(row)
+    until_ms = None if after is None else after.due_ms
+    rows = dead.backwards(home, since_ms, until_ms)
+    return (row for row in rows if after is None or Place.of(row) < after)

@@ -111,21 +111,16 @@ def of_dead(
         since_ms: Earlier minutes are not read, epoch milliseconds.
         limit: The most to return.
     """
-
-    def is_asked(row: Row) -> bool:
-        found = _died(row)
-        return found is not None and is_wanted(found)
-
-    rows = dead.last(home, limit, is_asked, since_ms=since_ms, bodies=False)
-    return [one for one in map(_died, rows) if one is not None]
+    home.register.refresh()
+    found = (one for one in map(_died, dead.backwards(home, since_ms)) if one is not None)
+    return list(islice(filter(is_wanted, found), limit))
 
 
 def _failed(
     rows: Iterator[Row], home: QueueHome, beats: Mapping[str, Heartbeat], now_ms: int
 ) -> Iterator[LastFailure]:
-    purged_us = home.register.settings.purged_before_us
     for row in rows:
-        if row.error is None or row.entered_us < purged_us or home.register.is_former(row):
+        if row.error is None or home.register.is_purged(row):
             continue
         try:
             failure = failure_of(row)

@@ -162,7 +162,7 @@ class _ShardReader:
     def _is_live(self, row: Row) -> bool:
         if self.register.is_former(row):
             return False
-        if row.entered_us < self.register.settings.purged_before_us:
+        if self.register.is_purged(row):
             self.purged = self.purged or row
             return False
         return True
@@ -289,8 +289,7 @@ class Finder:
     def _named(self, receipt: Receipt, *, live: bool) -> Row | None:
         register = self._register
         for row in self._store.find([receipt.position]):
-            is_purged = row.checked().entered_us < register.settings.purged_before_us
-            if not register.is_former(row) and not (live and is_purged):
+            if not register.is_former(row.checked()) and not (live and register.is_purged(row)):
                 return row
         return None
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Inventory
+    from shardq.lifecycle.home import QueueHome
     from shardq.records.folded import Folded, Stored
-    from shardq.records.keeper import Keeper
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog, Totals
     from shardq.stores.store import Store
@@ -239,29 +239,20 @@ class Upkeep:
     Of several consumers only the first by name does so.
 
     Args:
-        store: The store.
-        clock: Its clock.
-        register: The queue's record.
+        home: The home of the queue, whose chores call it regularly, if threads may run.
         member: The consumer's name.
-        chores: Calls it regularly; None if no threads may run.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        member: str,
-        chores: Keeper | None = None,
-    ) -> None:
+    def __init__(self, home: QueueHome, member: str) -> None:
+        store, clock, register = home.store, home.clock, home.register
         self._store = store
         self._clock = clock
         self._register = register
         self._member = member
+        self._chores = home.chores
         # This process stores its counts in time, as others do.
         self._mender = Mender(store, clock, register)
         self._counter = DepthCounter(store, clock, register)
-        self._chores = chores
         self._mending: Mending | None = None
         self._ended_us = self._fold_from_us = self._forget_from_us = clock.boot_us()
         self._took_us = 0

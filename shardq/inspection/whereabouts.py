@@ -190,7 +190,7 @@ class Whereabouts:
         if is_dead_queue(row.shard.queue) or row.shard.queue != self._register.name:
             attempts = died_after(row, row)
             return replace(state, where=Where.DEAD, since=failed_at or due, attempts=attempts)
-        if self._is_purged(row):
+        if self._register.is_purged(row):
             return replace(state, where=Where.PURGED, until=due)
         beats = heartbeats(self._store, self._register.members_key)
         return self._of_live(row, state, beats, failed_at, is_head=False)
@@ -331,15 +331,12 @@ class Whereabouts:
             for one in page:
                 if one.position == row.position:
                     return first, count
-                if one.group == row.group and not self._is_purged(one):
+                if one.group == row.group and not self._register.is_purged(one):
                     first, count = first or one, count + 1
             read += len(page)
             if read > _GROUP_ROWS_MAX:
                 break
         return first, count
-
-    def _is_purged(self, row: Row) -> bool:
-        return row.entered_us < self._register.settings.purged_before_us
 
     def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
         error, failed_at, is_snoozed = _last_failure(row)

@@ -230,7 +230,7 @@ class QueueHome(Home):
         self.stats.close()
         # A process that lives for one put never sees an hour end, so one in many folds here. A
         # process that has only read writes nothing.
-        is_one_of_them = crc32(self.stats.row_name.encode()) % _FOLDS_ONE_IN == 0
+        is_one_of_them = crc32(self.stats.totals.member.encode()) % _FOLDS_ONE_IN == 0
         if self.keeper is not None and self.stats.has_rows and is_one_of_them:
             fold(self.store, self.clock, self.register)
 

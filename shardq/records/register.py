@@ -265,6 +265,10 @@ class Register:
         """True if a row is of a dropped queue of this name."""
         return row.entered_us < self.settings.former_until_us
 
+    def is_purged(self, row: Row) -> bool:
+        """True if a row entered before the last purge, or is of a dropped queue of this name."""
+        return row.entered_us < self.settings.purged_before_us
+
     @property
     def dead_name(self) -> str | None:
         """The name of this queue's dead-letter queue; None if its dead messages are not kept.

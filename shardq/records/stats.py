@@ -8,10 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
@@ -43,8 +43,6 @@ NEAR_MS = 300_000
 """Rows due within this time are not noted as far: `depth` always counts at least so far ahead."""
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
-_Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
-"""The queue's key, the row's (minute, member), and its text."""
 _MENDED_MIN = -(1 << 52)
 _BUCKETS_MAX = 64 * _SUB
 """Buckets that values of 64 bits can fall into."""
@@ -265,9 +263,7 @@ class StatsLog:
         meter: Counts lateness for this process as well; None: nobody asks for that.
 
     Attributes:
-        totals: Counts of this hour, without the lateness of the last minute; count through `add`.
-        farthest_ms: An upper bound of all dues noted, epoch milliseconds.
-        row_name: The member of the row under way.
+        totals: The row under way, without the lateness of the last minute; count through `add`.
         on_hour: Called by the thread that stores when a row has ended with its hour; it must only
             schedule work.
     """
@@ -284,8 +280,7 @@ class StatsLog:
         is_timed: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        self.totals: Totals = Totals()
-        self.farthest_ms: int = 0
+        self.totals: StatsRow = StatsRow()
         self.on_hour: Callable[[], object] | None = None
         self._store = store
         self._clock = clock
@@ -300,10 +295,12 @@ class StatsLog:
         self._added: deque[dict[str, int]] = deque()
         self._is_adding = False
         locks.in_child(self, StatsLog._begin_child)
-        # Since when counts are not stored, and the state of the row as last stored.
-        self._changed = self._is_open = self._is_written = False
+        self._changed = False
+        """True if the store lacks counts of the row under way."""
         self._first_us = self._stored_us = self._since_boot_us = 0
-        self._ended: _Stored | None = None
+        """When the first of these were added, when a row was stored, and how the clock was set."""
+        self._ended: StatsRow | None = None
+        """The row before, until it is stored."""
         self._rows = 0
         self._begin_queue(self._key())
 
@@ -328,14 +325,14 @@ class StatsLog:
         Args:
             due_ms: The row's due, epoch milliseconds.
         """
-        if due_ms > self.farthest_ms:
+        if due_ms > self.totals.farthest_ms:
             # Raised by more than needed, or each of many timers in order would raise it.
             self.add(farthest_ms=due_ms + NEAR_MS)
 
     @property
     def has_rows(self) -> bool:
         """True if this process has stored anything."""
-        return self._is_written or self._rows > 1
+        return self.totals.at_ms > 0 or self._rows > 1
 
     @property
     def lateness(self) -> Lateness:
@@ -397,117 +394,109 @@ class StatsLog:
         with self._storing:
             with self._lock:
                 self._add_up()
-                before = self._changed, self._is_open, self._first_us
+                before = self._changed, self.totals.open, self._first_us
                 stored_us = self._stored_us
                 row = self._row_to_write(is_last=is_last)
                 ended = self._ended
+                made = None if row is None else self._made(row)
             try:
                 if ended is not None:
                     self._note(ended)
                     self._ended = None
-                if row is not None:
-                    self._note(row)
+                if made is not None:
+                    self._note(made)
             except StoreError:
                 with self._lock:
                     if row is not None:
-                        was_changed, self._is_open, self._first_us = before
+                        was_changed, row.open, self._first_us = before
                         self._changed = self._changed or was_changed
                         if self._keeper is not None:
                             # A keeper backs off by itself, and so does an engine.
                             self._stored_us = stored_us
                 raise
 
-    def _note(self, row: _Stored) -> None:
-        queue, key, text = row
-        self._store.note(STATS, (queue,), {key: text})
+    def _note(self, row: StatsRow) -> None:
+        key = row.minute, row.member
+        self._store.note(STATS, (self._stored_key,), {key: row.to_json()})
 
-    def _row_to_write(self, *, is_last: bool) -> _Stored | None:
+    def _row_to_write(self, *, is_last: bool) -> StatsRow | None:
         """The row under way, if the store lacks counts of it; a row that is over is `_ended`."""
-        if not self._changed and not (is_last and self._is_open):
+        row = self.totals
+        if not self._changed and not (is_last and row.open):
             return None
         boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
         # A closed keeper calls `keep` no more.
         is_timed = self._is_timed and not (self._keeper and self._keeper.is_closed)
         is_late = self._changed and boot_us - self._first_us > _LATE_US
-        if is_timed and (is_late or (self._is_open and self._was_set())):
-            self._late_ms = now_ms
-        is_hour_over = self._hour() != self._minute
+        if is_timed and (is_late or (row.open and self._was_set())):
+            row.late_ms = now_ms
+        is_hour_over = self._hour() != row.minute
         # A row that has ended is stored before the next one.
-        is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
-        is_open = is_timed and not is_last and not is_over
-        text = self._text(now_ms, is_open=is_open)
-        row = self._stored_key, (self._minute, self.row_name), text
+        is_over = (is_hour_over or row.late_ms > 0) and self._ended is None
+        row.at_ms, row.open = now_ms, int(is_timed and not is_last and not is_over)
         self._stored_us, self._since_boot_us = boot_us, self._clock.now_us() - boot_us
-        self._changed, self._is_open, self._is_written = False, is_open, True
+        self._changed = False
         if not is_over:
             return row
-        self._ended = row
-        self._begin_row()
+        self._end_row()
         if is_hour_over and self.on_hour is not None:
             self.on_hour()
         return None
 
-    def _text(self, now_ms: int, *, is_open: bool) -> str:
-        self._turn(now_ms // _MINUTE_MS)
-        self._note_puts(now_ms // _MINUTE_MS)
+    def _made(self, row: StatsRow) -> StatsRow:
+        """A copy of the row under way, with the lateness of this minute."""
+        minute = row.at_ms // _MINUTE_MS
+        self._turn(minute)
+        self._note_puts(minute)
         # A copy is atomic; another thread may add to the histogram meanwhile.
         running = Lateness(dict(self._late.buckets))
-        lateness = Lateness(dict(self.totals.lateness.buckets))
+        lateness = Lateness(dict(row.lateness.buckets))
         lateness.merge(running)
-        recent = self._recent | ({self._late_minute: running} if running.buckets else {})
-        counts = asdict(self.totals) | {"lateness": lateness, "farthest_ms": self.farthest_ms}
-        return StatsRow(
-            **counts,
-            at_ms=now_ms,
-            open=int(is_open),
-            late_ms=self._late_ms,
-            recent=recent,
-            recent_put=self._recent_put,
-        ).to_json()
+        recent = row.recent | ({minute: running} if running.buckets else {})
+        return replace(row, lateness=lateness, recent=recent, recent_put=dict(row.recent_put))
 
     # Rows -----------------------------------------------------------------------------------------
 
     def _begin_queue(self, key: str) -> None:
         """Count for the queue that has the name now; nobody reads totals of a dropped queue."""
         self._stored_key = key
-        self.farthest_ms = 0
         self._ended = None
         self._changed = False
         self._first_us = self._stored_us = self._clock.boot_us()
-        self._begin_row()
+        self._begin_row(farthest_ms=0)
 
-    def _begin_row(self) -> None:
-        """Begin a new row, with counts of zero; those of the last one are stored or in `_ended`.
-
-        The caller has the lock.
-        """
+    def _begin_row(self, farthest_ms: int) -> None:
+        """Begin a new row, with counts of zero; the caller has the lock."""
         # No two rows of a process share a name, whatever the clock is set to.
-        self.row_name: str = f"{self._member}~{self._rows}" if self._rows else self._member
+        name = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1
-        self._minute = self._hour()
-        self.totals = Totals()
-        self._recent: dict[int, Lateness] = {}
-        self._recent_put: dict[int, int] = {}
+        self.totals = StatsRow(farthest_ms=farthest_ms, minute=self._hour(), member=name)
         self._put_before = 0
         self._late, self._late_minute = Lateness(), self._clock.now_ms() // _MINUTE_MS
-        self._late_ms = 0
-        self._is_open = self._is_written = False
+
+    def _end_row(self) -> None:
+        """Begin another row, and have this one stored before it; the caller has the lock."""
+        self._ended = self._made(self.totals)
+        self._begin_row(self.totals.farthest_ms)
 
     def _is_over(self) -> bool:
         """True if a stored row may be folded soon, so that it gets no more counts."""
-        if not self._is_written:
+        row = self.totals
+        if not row.at_ms:
             return False
         if self._clock.boot_us() - self._stored_us > _REST_US:
             return True
-        return not self._is_open and (self._hour() != self._minute or self._was_set())
+        return not row.open and (self._hour() != row.minute or self._was_set())
 
     def _leave_row(self) -> None:
         """Begin another row after one that is over; the caller has the lock."""
-        if self._is_open and self._ended is None:
+        row = self.totals
+        if row.open and self._ended is None:
             # This process, or its keeper, was stopped for minutes.
-            text = self._text(self._clock.now_ms(), is_open=False)
-            self._ended = self._stored_key, (self._minute, self.row_name), text
-        self._begin_row()
+            row.at_ms, row.open = self._clock.now_ms(), 0
+            self._end_row()
+        else:
+            self._begin_row(row.farthest_ms)
 
     def _was_set(self) -> bool:
         """True if the clock was set since the row was stored."""
@@ -535,8 +524,8 @@ class StatsLog:
             if is_first:
                 if self._is_over():
                     self._leave_row()
-                elif not self._is_written:
-                    self._minute = self._hour()
+                elif not self.totals.at_ms:
+                    self.totals.minute = self._hour()
                 self._first_us = self._clock.boot_us()
                 self._changed = True
             while added:
@@ -549,7 +538,7 @@ class StatsLog:
         totals = self.totals
         for name, count in counts.items():
             if name == "farthest_ms":
-                self.farthest_ms = max(self.farthest_ms, count)
+                totals.farthest_ms = max(totals.farthest_ms, count)
             else:
                 setattr(totals, name, getattr(totals, name) + count)
 
@@ -557,32 +546,34 @@ class StatsLog:
         """Begin the histogram of a minute; the caller has the lock."""
         if minute == self._late_minute:
             return
+        row = self.totals
         if self._late.buckets:
-            self.totals.lateness.merge(self._late)
-            self._recent.setdefault(self._late_minute, Lateness()).merge(self._late)
+            row.lateness.merge(self._late)
+            row.recent.setdefault(self._late_minute, Lateness()).merge(self._late)
         self._late, self._late_minute = Lateness(), minute
-        self._recent = {
-            one: late for one, late in self._recent.items() if 0 < minute - one < RECENT_MINUTES
+        row.recent = {
+            one: late for one, late in row.recent.items() if 0 < minute - one < RECENT_MINUTES
         }
 
     def _note_puts(self, minute: int) -> None:
         """Count the puts since the last text for this minute, so that puts read no clock."""
-        put, self._put_before = self.totals.put - self._put_before, self.totals.put
+        row = self.totals
+        put, self._put_before = row.put - self._put_before, row.put
         if put:
-            self._recent_put[minute] = self._recent_put.get(minute, 0) + put
-        self._recent_put = {
+            row.recent_put[minute] = row.recent_put.get(minute, 0) + put
+        row.recent_put = {
             one: count
-            for one, count in self._recent_put.items()
+            for one, count in row.recent_put.items()
             if 0 <= minute - one < RECENT_MINUTES
         }
 
     def _seconds_left(self) -> float | None:
         """Seconds until totals are due; 0: now; None: nothing is to be stored."""
-        if self._changed and self._is_timed and not self._is_open:
+        if self._changed and self._is_timed and not self.totals.open:
             return 0
         if self._changed:
             wait_us = _STORE_EVERY_US if self._is_timed else _STORE_UNTIMED_US
-        elif self._is_open:
+        elif self.totals.open:
             wait_us = _CLOSE_AFTER_US
         else:
             return None if self._ended is None else 0
