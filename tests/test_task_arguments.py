@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Reversible, Sequence
+from collections.abc import Callable, Iterable, Reversible, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -117,7 +117,6 @@ KEPT: list[tuple[Any, Any]] = [
     (str, "grüße 🎉 \x00"),
     (int, -(2**70)),
     (float, 0.1),
-    (float, 3),
     (bool, True),
     (None, None),
     (bytes, b"\x00\xff"),
@@ -129,11 +128,9 @@ KEPT: list[tuple[Any, Any]] = [
     (pendulum.DateTime, pendulum.datetime(2026, 1, 2, 3)),
     (date, date(2026, 2, 28)),
     (time, time(23, 59, 59, 1)),
-    (timedelta, timedelta(days=-1, microseconds=1)),
     (timedelta, timedelta.max),
     (timedelta, pendulum.duration(days=2, seconds=1)),
     (Decimal, Decimal("1.10")),
-    (Decimal, 7),
     (Decimal, Money("2.5")),
     (uuid.UUID, ID),
     (Color, Color.RED),
@@ -141,8 +138,6 @@ KEPT: list[tuple[Any, Any]] = [
     (Size, Size.L),
     (Rights, Rights.READ | Rights.WRITE),
     (str, Text("text")),
-    (str, Size.S),
-    (int, Level.LOW),
     (Literal["a", 1], "a"),
     (Item, Item("tea", Decimal("0.5"))),
     (Order, dataclasses.replace(ORDER, parent=ORDER)),
@@ -153,37 +148,23 @@ KEPT: list[tuple[Any, Any]] = [
     (Account, Account("ada", NOON)),
     (Address, Address(street="A", zipCode="10")),
     (Customer, CUSTOMER),
-    (Customer | None, None),
-    (list[Customer], [CUSTOMER]),
     (dict[str, list[Address]], {"home": [Address(street="B", zipCode="11")]}),
-    (MAYBE_DAY, None),
     (MAYBE_DAY, date(2026, 1, 1)),
     (int | str | None, "x"),
-    (list[date], [date(2026, 1, 1)]),
     (list, [1, "a", None, {"b": [2.5]}]),
     (Sequence[int], (1, 2)),
-    (Collection[int], [1, 2]),
-    (list[int], (1, 2)),
     (tuple[int, str], (1, "a")),
-    (tuple[date, ...], (date(2026, 1, 1),)),
     (set[int], {1, 2}),
-    (frozenset[str], frozenset("ab")),
     (dict[str, int], {"a": 1}),
-    (dict[int, date], {1: date(2026, 1, 1)}),
     (dict[uuid.UUID, str], {ID: "x"}),
-    (Mapping[str, Any], {"a": [1, {"b": None}]}),
     (dict[str, object], {"a": [1, "b"]}),
-    (object, {"a": [1, 2]}),
     (Iterable[int], (1, 2)),
-    (Iterable, [1, "a"]),
     (Reversible[date], [date(2026, 1, 1)]),
     (Path, Path("/srv/a b")),
-    (Path | None, None),
     (list[PurePosixPath], [PurePosixPath("a/b")]),
     *((type(one), one) for one in ADDRESSES),
     (Upload, Upload(Path("x"), [IPv4Address("127.0.0.1")])),
     (Sale | Refund, Sale(DAY)),
-    (Sale | Refund, Refund(DAY)),
     (
         dict[str, list[Sale | Gift | Fee | Swap | Stolen]],
         {
@@ -196,19 +177,15 @@ KEPT: list[tuple[Any, Any]] = [
             ]
         },
     ),
-    (Sale | Refund | None, None),
     (Sale | Refund | int | list[date], 7),
     (Sale | Refund | int | list[date], [DAY]),
     (Annotated[Swap | Sale, pydantic.Field(discriminator="kind")], Sale(DAY)),
     (Customer | int, CUSTOMER),
     (Customer | date, DAY),
     (pydantic.PositiveInt, 1),
-    (list[pydantic.PositiveInt], [1]),
     (Annotated[str, annotated_types.Len(1, 2), "a note"], "ab"),
     (pydantic.conint(gt=3, strict=True), 4),
     (UserId, 7),
-    (Annotated[int, msgspec.Meta(gt=0)], 1),
-    (dict[str, Any], {"a": True, "b": [None, 1.5]}),
     (Any, [1, 2.5, "x", None, True, {"a": {}}]),
 ]
 
@@ -352,14 +329,10 @@ PLAIN = "name its type in the type hint"
 REFUSED: list[tuple[Any, Any, str]] = [
     (str, 12, " must be str, not int (12)"),
     (str, DAY, " must be str, not date (datetime.date(2026, 1, 1))"),
-    (str, ID, f" must be str, not UUID ({ID!r})"),
     (str, Color.RED, " must be str, not Color (<Color.RED: 'red'>)"),
     (str, b"abcd", " must be str, not bytes (b'abcd')"),
-    (str, None, " must be str, not None"),
-    (bytes, "abcd", " must be bytes, not str ('abcd')"),
     (int, True, " must be int, not bool (True)"),
     (int, 1.0, " must be int, not float (1.0)"),
-    (bool, 1, " must be bool, not int (1)"),
     (Decimal, 1.1, " must be Decimal, not float (1.1)"),
     (float, 2**60 + 1, " must be float, not int (1152921504606846977)"),
     (date, datetime(2026, 1, 1, tzinfo=UTC),
@@ -368,18 +341,13 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (datetime, datetime(1800, 1, 1, tzinfo=LOCAL_MEAN),
      " is datetime (datetime.datetime(1800, 1, 1, 0, 0, "
      "tzinfo=datetime.timezone(datetime.timedel...), which JSON cannot hold exactly"),
-    (Color, "red", " must be Color, not str ('red')"),
     (Color, "green", " must be Color, not str ('green')"),
     (Literal["a", "b"], "c", " must be Literal['a', 'b'], not str ('c')"),
     (Annotated[int, msgspec.Meta(gt=0)], 0, " is 0: expected `int` >= 1"),
-    (pydantic.PositiveInt, -1, " is -1: expected `int` >= 1"),
-    (list[pydantic.PositiveInt], [-1], "[0] is -1: expected `int` >= 1"),
     (Annotated[int, annotated_types.Interval(ge=1, lt=5)], 5, " is 5: expected `int` <= 4"),
-    (Annotated[str, annotated_types.MinLen(2)], "a", " is 'a': expected `str` of length >= 2"),
     (Annotated[str, pydantic.StringConstraints(pattern="^a")], "b",
      " is 'b': expected `str` matching regex '^a'"),
     (Annotated[int, pydantic.Field(le=3)], 4, " is 4: expected `int` <= 3"),
-    (Path, "x", " must be Path, not str ('x')"),
     (IPv4Address, "::1", " is '::1': expected 4 octets in '::1'"),
     (Iterable[int], {1}, " must be collections.abc.Iterable[int], not set ({1})"),
     (Sale | Refund, Place(1, 2),
@@ -387,15 +355,12 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Sale | Refund, {"kind": "sale", "day": "2026-01-01"},
      " must be task_types.Sale | task_types.Refund, not dict "
      "({'kind': 'sale', 'day': '2026-01-01'})"),
-    (int | None, "x", " must be int | None, not str ('x')"),
-    (set[int], [1], " must be set[int], not list ([1])"),
     (list[int], {1}, " must be list[int], not set ({1})"),
     (tuple[int, str], (1, 2), "[1] must be str, not int (2)"),
     (dict[str, int], {"a": "x"}, "[...] must be int, not str"),
     (dict[int, int], {"a": 1}, " has a key that must be int, not str"),
     (Options, {"retris": 1}, " has the key 'retris', which its type hint does not know"),
     (Needed, {}, " is {}: object missing required field `path`"),
-    (Item, "tea", " must be Item, not str ('tea')"),
     (Item, {"name": "tea", "price": "1"},
      " must be Item, not dict ({'name': 'tea', 'price': '1'})"),
     (Item, Special("tea", Decimal(1)),
@@ -407,12 +372,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Order, Order("x", []),  # type: ignore[arg-type]
      ".id is 'x': invalid UUID"),
     (Place, Place(1.0, float("inf")), ".lon is inf, which JSON cannot hold"),
-    (Address, {"street": "A", "zipCode": "12"},
-     " must be Address, not dict ({'street': 'A', 'zipCode': '12'})"),
     (Login, Login(user="ada", password=pydantic.SecretStr("hunter2")),
      ".password is SecretStr (SecretStr('**********')), which JSON cannot hold exactly"),
-    (list[Login], [Login(user="ada", password=pydantic.SecretStr("hunter2"))],
-     "[0].password is SecretStr (SecretStr('**********')), which JSON cannot hold exactly"),
     (Prefixed, Prefixed(name="ada"),
      ".name is str ('user-ada'), which is read back as 'user-user-ada'"),
     (Hidden, Hidden(name="ada", token="t"), ".token is str ('t'), which is read back as ''"),
@@ -422,14 +383,11 @@ REFUSED: list[tuple[Any, Any, str]] = [
      " is Address(street='A', zip_code='1'): Address.zip_code: String should have at least 2 "
      "characters"),
     (float, float("nan"), " is nan, which JSON cannot hold"),
-    (float | None, float("-inf"), " is -inf, which JSON cannot hold"),
     (Any, [1, {"a": float("nan")}], "[1]['a'] is nan, which JSON cannot hold"),
     (str, "a\ud800", " holds half a surrogate pair; decode it from UTF-16 first"),
-    (Any, {"\udfff": 1}, " holds half a surrogate pair; decode it from UTF-16 first"),
     (Any, circle(), " is nested too deep, or holds itself"),
     (Any, deep(100_000), " is nested too deep, or holds itself"),
     (Any, Socket(), f" cannot be JSON: it holds Socket (<Socket>); {GIVE}"),
-    (list[Any], [{"a": Socket()}], f" cannot be JSON: it holds Socket (<Socket>); {GIVE}"),
     (Any, 1j, f" cannot be JSON: it holds complex (1j); {GIVE}"),
     (Any, {(1, 2): 3}, " cannot be JSON: it has the key (1, 2), and keys are text or numbers"),
     (int, 10**5_000, " cannot be JSON: exceeds the limit (4300 digits) for integer string "
@@ -437,10 +395,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Any, DAY, f" is date (datetime.date(2026, 1, 1)), which JSON gives back as str: {PLAIN}"),
     (Any, {"a": [Decimal(1)]},
      f"['a'][0] is Decimal (Decimal('1')), which JSON gives back as str: {PLAIN}"),
-    (Any, Place(1.0, 2.0), f" is Place (Place(lat=1.0, lon=2.0)), which JSON gives back as dict: "
-     f"{PLAIN}"),
     (object, {1}, f" is set ({{1}}), which JSON gives back as list: {PLAIN}"),
-    (Any, Point(1, 2), f" is Point (Point(x=1, y=2)), which JSON gives back as list: {PLAIN}"),
     (Any, {1: 2}, f" has the key 1, which JSON gives back as text: {PLAIN}"),
 ]  # fmt: skip
 
@@ -464,19 +419,12 @@ def test_a_result_without_a_hint_may_be_a_tuple() -> None:
 UNHINTED: list[tuple[Any, Any, str]] = [
     (Any, (1, 2), f" is tuple ((1, 2)), which JSON gives back as list: {PLAIN}"),
     (Any, {"a": [(1,)]}, f"['a'][0] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
-    (list, [(1,)], f"[0] is tuple ((1,)), which JSON gives back as list: {PLAIN}"),
     (Any, Level.LOW, f" is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
     (Any, Size.S, f" is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
-    (dict[str, Any], {"a": Size.S},
-     f"['a'] is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
     (dict[str, list[object]] | None, {"a": [Level.LOW]},
      f"['a'][0] is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
-    (Any, {Size.S: 1}, f" is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
-    (Any, Text("a"), f" is Text ('a'), which JSON gives back as str: {PLAIN}"),
     (Any, OrderedDict(a=1), f" is OrderedDict ({OrderedDict(a=1)!r}), which JSON gives back as "
      f"dict: {PLAIN}"),
-    (tuple[int, Any], (1, Size.S),
-     f"[1] is Size (<Size.S: 's'>), which JSON gives back as str: {PLAIN}"),
     (Loosely, Loosely(Level.LOW),
      f".of is Level (<Level.LOW: 1>), which JSON gives back as int: {PLAIN}"),
     (Opening | Closing, Closing((1,)),
@@ -642,22 +590,15 @@ NOT_RESOLVED = "; define or import it at the top of the module."
 NOT_JSON = "task app.task: argument value is of a type that JSON cannot give back, "
 UNREADABLE: list[tuple[Any, str]] = [
     ("Missing", f"{HINT}Missing, cannot be resolved: name 'Missing' is not defined{NOT_RESOLVED}"),
-    ("list[Nope]",
-     f"{HINT}list[Nope], cannot be resolved: name 'Nope' is not defined{NOT_RESOLVED}"),
     ("datetime.nope", f"{HINT}datetime.nope, cannot be resolved: type object 'datetime.datetime' "
      f"has no attribute 'nope'{NOT_RESOLVED}"),
     ("list[", f"{HINT}list[, cannot be resolved: Forward reference must be an expression -- got "
      f"'list['{NOT_RESOLVED}"),
     ("Socket", f"{NOT_JSON}Socket: Socket is no plain type, dataclass or pydantic model."),
-    ("dict[str, list[Socket]]", f"{NOT_JSON}dict[str, list[Socket]]: Socket is no plain type, "
-     "dataclass or pydantic model."),
     ("Callable[[], int]", f"{NOT_JSON}Callable[[], int]: Callable is no plain type, dataclass or "
      "pydantic model."),
     ("Item | Place", f"{NOT_JSON}Item | Place: JSON does not tell Item and Place apart; give each "
      "a field of one name with a Literal of its own, kind: Literal['sale'] = 'sale' say."),
-    ("list[Sale | Customer]", f"{NOT_JSON}list[Sale | Customer]: JSON does not tell Sale and "
-     "Customer apart; give each a field of one name with a Literal of its own, kind: "
-     "Literal['sale'] = 'sale' say."),
     ("Path | str", f"{NOT_JSON}Path | str: type unions containing a custom type may not contain "
      "any additional types other than `None`."),
     ("Annotated[int, annotated_types.Predicate(bool)]",
@@ -789,7 +730,6 @@ BODIES: list[tuple[Callable[..., Any], bytes, str]] = [
     (welcome, b'{"user":"a","lang":null}', ": argument lang must be str, not None."),
     (welcome, b'{"lang":"de"}', f" needs the argument user; {TAKES}"),
     (welcome, b'{"user":"a","x":1}', f" has no argument x; {TAKES}"),
-    (welcome, b'{"user":"a","*":[1]}', f" has no argument *; {TAKES}"),
     (many, b'{"a":1,"*":[1]}', " needs the argument b before those that follow it by place; it "
      "takes (a: int, b: int = 2, *more: int, d: int = 4, **others: date)."),
     (many, b'{"a":1,"**":{"d":"2026-01-01"}}', " was given the argument d twice."),

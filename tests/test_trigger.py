@@ -161,13 +161,11 @@ def crons() -> list[CronTrigger]:
         CronTrigger(day="last", hour=23, timezone="America/New_York"),
         CronTrigger(day="2nd fri,last mon", timezone=UTC),
         CronTrigger(month="jan-mar", day_of_week="mon-wed,sun", hour="8-18/5", timezone=UTC),
-        CronTrigger(week="*/10", day_of_week=0, timezone=UTC),
         CronTrigger(year="2027-2028", month=2, day=29, timezone=UTC),
         CronTrigger(second="*/40", timezone=UTC),
         CronTrigger(
             hour="*/7", timezone=BERLIN, start_date="2027-01-02 00:00:00", end_date="2027-01-03"
         ),
-        CronTrigger.from_crontab("0 0 * * 1", timezone=BERLIN),
     ]
 
 
@@ -191,15 +189,11 @@ def test_a_cron_trigger_is_told_by_the_fields_that_it_restricts() -> None:
     "options",
     [
         {"days": 1, "hour": 9},
-        {"days": 10},
         {"weeks": 2, "minute": 15, "second": 5},
-        {"weeks": 1, "days": 3},
         {"months": 1, "hour": 2, "start_date": date(2026, 12, 31)},
         {"months": 5, "start_date": date(2020, 1, 30)},
         {"years": 1, "start_date": date(2024, 2, 29)},
-        {"years": 1, "months": 1},
         {"months": 1, "days": 1, "start_date": date(2026, 1, 31)},
-        {"months": 3, "weeks": 1, "start_date": date(2028, 1, 1)},
         {"days": 7, "start_date": date(2028, 1, 1), "end_date": date(2028, 1, 20)},
         {"days": 7, "start_date": datetime(2027, 1, 5, 8)},  # noqa: DTZ001 - a date to APScheduler
     ],
@@ -241,12 +235,6 @@ def test_an_interval_trigger_fires_as_apscheduler_fires_it() -> None:
     options = {"start_date": NOW - 100 * HOUR, "end_date": NOW + 24 * HOUR, "timezone": BERLIN}
     found = list(times(of(IntervalTrigger(hours=7, minutes=1, **options))))
     assert found == [NOW + timedelta(minutes=7 * 60 * n + n) - 100 * HOUR for n in (15, 16, 17)]
-
-
-def test_an_interval_trigger_without_a_start_begins_one_interval_from_now() -> None:
-    trigger = IntervalTrigger(hours=1, timezone=UTC)
-    trigger.start_date = None
-    assert first(of(trigger), 2) == ["27-01-01 13:00", "27-01-01 14:00"]
 
 
 def test_of_several_triggers_each_fires_and_in_one_moment_they_fire_once() -> None:
@@ -311,14 +299,9 @@ def endless(depth: int) -> OrTrigger:
             lambda: CronTrigger(timezone=UTC, jitter=5),
             "has a jitter, .* the schedule a jitter instead",
         ),
-        (lambda: OrTrigger([CronTrigger(timezone=UTC, jitter=5)]), "has a jitter"),
         (lambda: AndTrigger([DateTrigger(NOW)], jitter=5), "has a jitter"),
         (lambda: IntervalTrigger(seconds=0.5, timezone=UTC), "500ms is too short an interval"),
         (lambda: IntervalTrigger(days=-1, start_date=NOW), "interval must be between 0 and 100 y"),
-        (
-            lambda: CalendarIntervalTrigger(days=-1, timezone=UTC),
-            "of -1 days must be between 0 and",
-        ),
         (
             lambda: CalendarIntervalTrigger(years=101, timezone=UTC),
             "of 1,212 months must be between",
@@ -326,7 +309,6 @@ def endless(depth: int) -> OrTrigger:
         (lambda: OrTrigger([]), r"1 to 100 triggers may be put together, not 0"),
         (lambda: endless(DEPTH_MAX + 1), "triggers may be put together 10 deep at most"),
         (lambda: "0 0 * * *", "a trigger must be one of APScheduler's, not '0 0"),
-        (lambda: CronTrigger, "a trigger must be one of APScheduler's, not <class"),
     ],
 )
 def test_a_trigger_that_cannot_be_stored_is_refused(make: Callable[[], Any], said: str) -> None:
@@ -341,11 +323,8 @@ NEVER = "would never fire"
     ("trigger", "said"),
     [
         (Trigger.cron("0 0 30 2 *"), rf"cron 0 0 30 2 \* UTC {NEVER}: no time fits it\."),
-        (Trigger.cron("0 0 31 4,6 *", tz=BERLIN, start=NOW), f"{NEVER}: no time fits it"),
         (of(CronTrigger(week=53, month=6, timezone=UTC)), f"{NEVER}: no time fits it"),
-        (of(CronTrigger(year=2026, timezone=BERLIN)), f"{NEVER}: all its times are before 2027-01"),
         (Trigger.cron("@daily", end="2026-12-31T00Z"), f"{NEVER}: all its times are before 2027-0"),
-        (Trigger.cron("@daily", end="2027-01-01T23:59Z"), f"{NEVER}: all its times are before"),
         (Trigger.cron("@yearly", start=NOW, end=NOW + HOUR), f"{NEVER}: no time fits it"),
         (
             Trigger.cron("@daily", start="2028-01-01T00Z", end="2027-12-31T00Z"),
@@ -355,9 +334,7 @@ NEVER = "would never fire"
             Trigger.every("1h", start="2028-01-01T00Z", end="2027-12-31T00Z", now_ms=NOW_MS),
             f"every 1h {NEVER}: its end, .* is before its start",
         ),
-        (Trigger.every("1h", end=NOW + HOUR / 2, now_ms=NOW_MS), "is before its start"),
         (of(DateTrigger(NOW)), "at 2027-01-01T12:00:00.000Z would never fire: all its times are "),
-        (of(OrTrigger([DateTrigger(NOW - HOUR)])), f"{NEVER}: all its times are before"),
         (
             of(AndTrigger([DateTrigger(NOW + HOUR), DateTrigger(NOW + 2 * HOUR)])),
             f"{NEVER}: no time fits it",
@@ -389,10 +366,7 @@ def test_a_trigger_that_never_fires_is_refused(trigger: Trigger, said: str) -> N
 @pytest.mark.parametrize(
     "trigger",
     [
-        Trigger.every("100d", now_ms=NOW_MS),
         Trigger.cron("0 12 29 2 *", tz=BERLIN),
-        Trigger.cron("0 0 29 2 */1", tz=BERLIN),
-        Trigger.cron("0 0 29 feb */7"),
         Trigger.cron("@hourly", end=NOW + HOUR),
         of(CronTrigger(month=2, day="5th mon", timezone=UTC)),
         of(CalendarIntervalTrigger(years=100, start_date=date(2000, 2, 29), timezone=UTC)),
@@ -446,37 +420,23 @@ def test_a_stored_trigger_is_read(given: object) -> None:
     [
         None,
         [],
-        "0 0 * * *",
         {},
         {"type": "yearly"},
         {"type": "every", "every_ms": 60_000},
         EVERY | {"every_ms": 1},
-        EVERY | {"every_ms": "x"},
-        EVERY | {"every_ms": None},
         EVERY | {"first_ms": -1},
         ONCE | {"at_ms": []},
-        ONCE | {"at_ms": True},
-        ONCE | {"at_ms": 10**30},
         CRON,
         {"type": "local", "walls": CRON},
-        LOCAL | {"walls": {"type": "cron"}},
-        LOCAL | {"walls": CRON | {"text": ""}},
         LOCAL | {"walls": CRON | {"text": "0 0 * *"}},
-        LOCAL | {"walls": CRON | {"text": 5}},
         LOCAL | {"walls": CRON, "zone": "Mars/Olympus"},
-        LOCAL | {"walls": CRON, "zone": None},
         LOCAL | {"walls": CRON | {"fields": [["hour", "25"]]}},
-        LOCAL | {"walls": CRON | {"fields": [["jitter", "5"]]}},
-        LOCAL | {"walls": CRON | {"fields": ["hour"]}},
-        LOCAL | {"walls": {"type": "calendar"}},
         LOCAL | {"walls": CALENDAR | {"days": 0}},
         LOCAL | {"walls": CALENDAR | {"time": "25:00"}},
         LOCAL | {"walls": CALENDAR | {"start": "soon"}},
         BOUNDED | {"rule": LOCAL | {"walls": CRON}, "start_ms": "soon"},
         {"type": "class", "kind": "a:b", "zone": "UTC"},
         {"type": "any", "parts": []},
-        {"type": "any", "parts": [{}]},
-        {"type": "any", "parts": 5},
         {"type": "all", "parts": [ONCE] * 101},
         deep(DEPTH_MAX + 1),
         deep(200),
