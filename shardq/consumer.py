@@ -675,7 +675,7 @@ class _Turns:
         return True
 
     def awaited(self) -> Awaited | None:
-        """Where the news of a queue at rest would be; None if only a step finds it."""
+        """The place of the news of a queue at rest; None if only a step finds its news."""
         return self._consumer._engine.awaited()
 
     def take_in(self, noted: Together) -> bool:

@@ -382,10 +382,10 @@ class Engine:
         return self.membership.take_in(noted) or register.settings is not self._settings
 
     def awaited(self) -> Awaited | None:
-        """Where the news of a queue at rest would be.
+        """The place of the news of a queue at rest.
 
-        None if only a step finds its news: something was seen lately or is to be done, a lane is
-        another's, or a lane is one of groups, of which there may be many.
+        None if only a step finds its news: a row was seen lately, work is to be done, a lane is
+        another member's, or a lane is a group lane, of which there may be many.
         """
         news = self.news
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (

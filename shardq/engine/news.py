@@ -44,7 +44,7 @@ _BACK_OFF_S = (0.1, 5.0)
 
 
 class Awaited(NamedTuple):
-    """Where the news of an engine at rest would be.
+    """The places of an engine's news while its queue is at rest.
 
     Attributes:
         rows: Rows that it would read.

@@ -311,7 +311,7 @@ class Receiver:
         return bool(self._line)
 
     def awaited(self) -> Awaited | None:
-        """Where the news is for which callers wait while the queue is at rest; None otherwise."""
+        """The place of the news that callers wait for, while the queue is at rest; else None."""
         engine = self._engine
         return engine.awaited() if engine is not None and self._line else None
 

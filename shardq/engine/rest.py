@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Along(Protocol):
-    """What is stepped along with an engine: it fires the queue's schedules."""
+    """The firer of the queue's schedules, which is stepped along with its engine."""
 
     def next_ms(self) -> int | None:
         """When it has something to do next, epoch milliseconds; None: never."""

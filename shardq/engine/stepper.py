@@ -1,16 +1,16 @@
 """One thread that steps many parts of a process, each when its turn is due, or on news.
 
 ```
- stepped ── add ──► due at once ──► turn() ──► due again in so many seconds ─► ...  None: no more
-                        ▲
- wake: a put, an end ───┤
- the store has changed ─┤  one check for all of them, if the store reports changes
- news of one at rest ───┘  one read for all that are at rest: of rows once a second, or more often;
-                           of records and heartbeats every 2 s
+ part ── add ──► due at once ──► turn() ──► due again after a pause ─► ...       None: no more
+                     ▲
+ wake: a put, an end ┤
+ store has changed ──┤  one check for all parts, if the store reports changes
+ news at rest ───────┘  one read for all parts at rest: of rows once a second, or more often;
+                        of records and heartbeats every 2 s
 ```
 
-The thread lives while there is something to step. A forked child inherits neither. An unforeseen
-error of a turn ends the thread; a new thread steps the others.
+The thread lives while there are parts to step. A forked child has neither the thread nor the parts.
+An unforeseen error of a turn ends the thread; a new thread steps the other parts.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LOOK_US_MAX = 1_000_000
 _NOTES_US = 2_000_000
 """More often than an engine would read its queue's record and heartbeats."""
 _LOOK_SHARE, _LOOK_SHARE_TOLD = 8, 2
-"""The pause between two looks is so many times as long as a look, a second at most. On a store that
+"""The pause after a look is this many times as long as the look, a second at most. On a store that
 reports changes it is short: looks are rare there, and news must not wait."""
 _LOOK_PART = 32
-"""A look reads of so many at once: with hundreds it takes a second, and turns must not wait for it.
+"""A look reads for this many parts at once: for hundreds it takes a second, and turns cannot wait.
 A store that reports changes is looked at in one read, which is quick."""
 _LOOKED_AT_MIN = 2
-"""One alone polls as cheaply by its own turns, and hands its rows out one read sooner."""
+"""A single part polls as cheaply by its own turns, and hands its rows out one read sooner."""
 
 
 class Stepped(Protocol):
@@ -54,20 +54,20 @@ class Stepped(Protocol):
         """Do what is to be done now; returns seconds until the next turn, None for no more."""
 
     def on_change(self) -> bool:
-        """Note that another process has written rows for it, maybe; True if a turn is to follow."""
+        """Note that another process may have written for it; True if a turn is to follow."""
 
     def awaited(self) -> Awaited | None:
-        """Where its news would be while it is at rest; None if only a turn finds its news."""
+        """The place of its news while it is at rest; None if only a turn finds its news."""
 
     def take_in(self, noted: Together) -> bool:
         """Take in its record and heartbeats, read just now; True if a turn is to follow."""
 
     def wake(self) -> None:
-        """Have a turn follow at once, because there is such news."""
+        """Have a turn follow at once, because the place of its news has some."""
 
 
 class Stepper:
-    """Steps all that is added to it, in one thread. Call it from any thread.
+    """Steps the parts that are added to it, in one thread. Call it from any thread.
 
     Args:
         store: The store, which may report that another process has written.
@@ -88,36 +88,36 @@ class Stepper:
         """When the next turn is due; None: to be found out."""
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
-        """Those at rest for which the last look found no row."""
+        """The parts at rest for which the last look found no row."""
         self._unlooked: dict[Stepped, Awaited] = {}
-        """Those that are left of a look that is under way."""
+        """The parts that the look under way has not reached yet."""
         self._look_us = self._again_us = self._blind_us = self._spent_us = self._noted_us = 0
         self._reads_notes = False
         """True if the look that is under way also reads records and heartbeats."""
         self._has_news = False
         """True if the store has changed since the last look."""
         self._is_asked = False
-        """True if the next turn is of one that was asked for."""
+        """True if the last turn was chosen because it had been asked for."""
         self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
     def is_looked_at(self, one: Stepped) -> bool:
-        """True if reads for all at rest look for the news of one."""
+        """True if the reads for all parts at rest look for the news of this one."""
         return one in self._looked_at
 
     def prepare(self, one: Stepped, news: News, *, is_regular: bool, due_us: int = 0) -> None:
-        """Prepare a step of one that is stepped here; for the last arguments see `News.take`."""
+        """Prepare a step of a part; for the last arguments see `News.take`."""
         is_told, is_looked_at = self._is_told, self.is_looked_at(one)
         news.take(
             is_watched=is_told, is_looked_at=is_looked_at, is_regular=is_regular, due_us=due_us
         )
 
     def add(self, one: Stepped, seconds: float = 0.0) -> None:
-        """Step one from now on, unless it is stepped already.
+        """Step a part from now on, unless it is stepped already.
 
         Args:
-            one: The one to step.
+            one: The part.
             seconds: Seconds until its next turn, at the latest.
 
         Raises:
@@ -129,17 +129,17 @@ class Stepper:
             self._within(one, seconds)
 
     def wake(self, one: Stepped) -> None:
-        """Have the next turn of one begin at once, if it is stepped."""
+        """Have the next turn of a part begin at once, if it is stepped."""
         self.within(one, 0.0)
 
     def within(self, one: Stepped, seconds: float) -> None:
-        """Have the next turn of one begin in so many seconds at the latest, if it is stepped."""
+        """Have the next turn of a part begin within some seconds, if it is stepped."""
         with self._lock:
             if one in self._due_us:
                 self._within(one, seconds)
 
     def remove(self, one: Stepped) -> None:
-        """Stop stepping one; a turn that is under way continues."""
+        """Stop stepping a part; a turn that is under way continues."""
         with self._lock:
             self._due_us.pop(one, None)
             self._first_us = None
@@ -148,7 +148,7 @@ class Stepper:
             self._news.notify()
 
     def close(self) -> None:
-        """Stop stepping all of them. Idempotent; one that is added later is stepped."""
+        """Stop stepping all parts. Idempotent; a part that is added later is stepped."""
         with self._lock:
             self._due_us.clear()
             self._asked_us.clear()
@@ -178,12 +178,12 @@ class Stepper:
                 self._step(one)
                 one = None
         except BaseException:
-            # Python prints why this thread ends; another thread steps the others.
+            # Python prints why this thread ends; another thread steps the other parts.
             self._go_on_without(one)
             raise
 
     def _go_on_without(self, one: Stepped | None) -> None:
-        """Step the others in another thread; None: no turn was under way."""
+        """Step the other parts in another thread; None: no turn was under way."""
         with self._lock:
             self._is_running = False
             if one is not None:
@@ -218,7 +218,7 @@ class Stepper:
             self._turned_us.pop(one, None)
 
     def _next(self) -> Stepped | None:
-        """Wait until a turn is due; returns the one to step, None if there is none left."""
+        """Wait until a turn is due; returns the part to step, None if there is none left."""
         while True:
             self._has_news |= self._has_changed()
             self._look()
@@ -249,7 +249,7 @@ class Stepper:
         return self._look_us if is_early else max(self._look_us, self._again_us)
 
     def _look(self) -> None:
-        """Look for news of those that are at rest; have those with news take turns."""
+        """Look for news of the parts at rest; have those with news take turns."""
         now_us = self._clock.boot_us()
         is_told = self._is_told
         if now_us < self._next_look_us:
@@ -290,7 +290,7 @@ class Stepper:
             self._note(part)
 
     def _note(self, part: Mapping[Stepped, Awaited]) -> None:
-        """Read records and heartbeats for these; have those with news take turns."""
+        """Read records and heartbeats for parts; have those with news take turns."""
         try:
             noted = Together(
                 self._store,
@@ -305,12 +305,12 @@ class Stepper:
                 one.wake()
 
     def _see_to(self, ones: Iterable[Stepped], seconds: float = 0.0) -> None:
-        """Have those take turns soon for which nobody looks any more: the next may be far off."""
+        """Have parts take turns soon that no look covers any more: their next may be far off."""
         for one in ones:
             self.within(one, seconds)
 
     def _begin_look(self, now_us: int) -> list[Stepped]:
-        """Find out what a look asks for; returns all that are stepped."""
+        """Find out for which parts to look; returns all parts."""
         with self._lock:
             stepped = list(self._due_us)
         wanted: dict[Stepped, Awaited] = {}
@@ -327,9 +327,9 @@ class Stepper:
         return stepped
 
     def _first(self) -> Stepped:
-        """The one whose turn is next: one that was asked for now, and one that is due, alternately.
+        """The part whose turn is next: alternately one that was asked for, and one that is due.
 
-        Turns of many take longer than their pauses: news must not wait for all that are due.
+        The turns of many parts take longer than their pauses: news must not wait for all of them.
         """
         first = min(self._due_us, key=self._due_us.__getitem__)
         now_us = self._clock.boot_us()
@@ -342,7 +342,7 @@ class Stepper:
         return first
 
     def _tell(self, changed: Iterable[Stepped]) -> None:
-        """Have those take turns for which another process may have written."""
+        """Have parts take turns for which another process may have written."""
         with self._lock:
             now_us = self._clock.boot_us()
             for one in changed:

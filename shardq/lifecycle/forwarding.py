@@ -22,13 +22,13 @@ _SHOWN = 3
 
 
 class Moved(NamedTuple):
-    """What has become of rows that were to be moved.
+    """The result of a move of rows into another queue.
 
     Attributes:
         done: How many were moved.
-        gone: The positions at which there was nothing any more.
-        taken: The positions of rows that stay, because other messages have their keys, and the rows
-            that they would have become.
+        gone: The positions of rows that did not exist any more.
+        taken: The position of each row that stays because another message has its key -> the row
+            that it would have become.
     """
 
     done: int

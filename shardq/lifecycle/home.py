@@ -1,13 +1,13 @@
-"""The parts of a connection and of a queue that the package shares, hidden from users.
+"""Homes: the objects that all parts of a connection, or of a queue, share; hidden from users.
 
 ```
  Connection ─► Home: store, clock, keepers
- Queue, Ticks, Engine, Spark ─► QueueHome: and its record, counts, settler, producer ─► their parts
+ Queue, Engine, Spark ─► QueueHome: those, the queue's record, counts, settler and producer
 ```
 
-Connection and queue have theirs as `_home`, and the object of `Queue.schedules` has its book so.
-With `Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are the
-only private names that another module reads (`pyproject.toml`, flake8-self).
+A connection and a queue have their homes as `_home`; `Queue.schedules` has its book under the same
+name. With `Consumer._engine`, `Queue._receiver`, `Message._row` and `Message._delivery` these are
+the only private names that another module reads (`pyproject.toml`, flake8-self).
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Home:
         store: The open store.
         clock: The clock, measured against the store.
         keeper: Stores counts in time; None if no threads may run.
-        chores: Calls longer tasks, which must not delay the keeper's; None likewise.
+        chores: Calls longer tasks, which must not delay the keeper's; None if no threads may run.
         owner: The connection, which closes itself when nobody references it. Objects that users
             have reference it; tasks of a keeper must not.
-        open_all: Opens all queues of the store by one read of their records: name -> the queue, or
-            the error of a record that cannot be read. Of those that it is not to open, given by a
-            function of the name, the settings.
+        open_all: Opens all queues of the store by one read of their records. Returns name -> the
+            queue, or the error of a record that cannot be read. Takes a function of the name that
+            returns False for queues not to open: for these it returns the settings.
         open_one: Opens an existing queue by its name.
         logs: This process's counts of each queue, stored when the connection is closed.
-        entered: Queue -> this process's counts of what died elsewhere and entered it.
-        traces: Makes the spans of puts and runs; None where nothing is traced.
+        entered: Queue -> this process's counts of messages that died elsewhere and entered it.
+        traces: Makes the spans of puts and runs; None if nothing is traced.
         meter: Measures this process, if it is on.
     """
 
@@ -118,22 +118,22 @@ class Home:
 
 
 class QueueHome(Home):
-    """The home of a queue: made once for whoever works on it, and passed on to all parts.
+    """The home of a queue. The queue, each engine and each run of Spark has one, for all its parts.
 
     Args:
-        home: The connection's.
+        home: The home of the connection, or of the queue itself.
         register: The queue's record.
-        member: The name under which it is worked on; made up where None.
-        is_timed: True if an engine stores in time what is counted; else the keeper does.
+        member: The member as which its parts settle and count; None makes up a name.
+        is_timed: True if an engine stores the counts in time; False if the keeper does.
 
     Attributes:
         register: The queue's record.
-        member: The name under which it is worked on.
-        stats: Counts what this process has done in the queue.
+        member: The member as which its parts settle and count.
+        stats: Counts the work of this process in the queue.
         settler: Moves and removes rows; it has the planner, the ledger and the keys.
-        listeners: Called with the due, epoch milliseconds, of what is put here; see `on_put`.
+        listeners: Called with the dues of puts, epoch milliseconds; see `on_put`.
         lookers: Called with the position of a row of a group that was settled or edited here, and
-            True if it was deleted; True if its owner is in this process, and looks at it.
+            True if the row was deleted. A looker returns True if it owns the row's lane.
     """
 
     __slots__ = ("_producer", "listeners", "lookers", "member", "register", "settler", "stats")
@@ -153,7 +153,7 @@ class QueueHome(Home):
         self.listeners: list[Callable[[int], None]] = []
         self.lookers: list[Callable[[Position, bool], bool]] = []
         key = register.totals_key
-        # Of one queue: what an engine settles after a drop is no other's of the name.
+        # An engine's counts stay with its queue, even if that is dropped and made anew meanwhile.
         self.stats: StatsLog = StatsLog(
             store,
             clock,
@@ -200,7 +200,7 @@ class QueueHome(Home):
         """Count messages that died in this queue.
 
         Args:
-            rows: Their rows after that; those in a dead-letter queue of another queue count there.
+            rows: Their rows as dead messages. If they enter another queue, they count there too.
         """
         if rows:
             self.stats.add(buried=len(rows))
@@ -248,6 +248,6 @@ class QueueHome(Home):
             self.stats.on_hour = partial(self.chores.within, _FOLD_AFTER_S, fold_all, about)
 
     def on_put(self, due_ms: int) -> None:
-        """Call the listeners with a due of a put; of several, the first and the last are told."""
+        """Call the listeners with the due of a put; for many puts, with the first and last due."""
         for listener in self.listeners:
             listener(due_ms)

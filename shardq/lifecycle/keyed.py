@@ -250,7 +250,7 @@ class KeyedCommands:
         raise self._outrun(name)
 
     def _seek(self, name: str) -> Standing:
-        """What a name stands for, once it is not pending."""
+        """The standing of a name, once it is not pending."""
         found = self._keys.await_row(name, 3_000 * self._keys.patience_ms + _SLACK_US)
         if found is None:
             raise self._outrun(name)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
-"""What a put does if a message has its key already."""
+"""The choices of a put for the case that a message has its key already."""
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All choices, the default first."""
 _OPTIONS = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
@@ -66,7 +66,7 @@ _WITHIN_US = 100_000_000
 
 
 class Conflict(NamedTuple):
-    """What a put does if a message has its key already.
+    """The choice of a put for the case that a message has its key already.
 
     Attributes:
         choice: One of `OnConflict`.
@@ -95,7 +95,7 @@ class KeyedPut(Message):
 
     @property
     def conflict(self) -> Conflict:
-        """What the put was to do in a conflict."""
+        """The choice of the put for a conflict."""
         return self._conflict
 
 
@@ -159,7 +159,7 @@ class _Planned(NamedTuple):
 
 
 def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) -> Conflict:
-    """What a put is to do if a message has its key.
+    """The choice of a put for a conflict, by its options.
 
     Args:
         choice: One of `OnConflict`.

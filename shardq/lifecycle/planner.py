@@ -58,7 +58,7 @@ class Settlement(NamedTuple):
         fate: The fate as decided: a retry may have become a burial.
         move: The row's move; None if it stays.
         edit: The row after its edit in place, with its old serial; None if it moves.
-        dead: Of a burial, the row of the dead message; it is stored by the move alone.
+        dead: The row of the dead message, if it is buried; only the move stores it.
     """
 
     fate: Fate

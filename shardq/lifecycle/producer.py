@@ -162,7 +162,7 @@ class Producer:
         self._clock_steps = clock.steps
 
     def put(self, body: bytes | str | Message, **given: Unpack[PutOptions]) -> Message:
-        """Put one message; `Queue.put` describes it."""
+        """Put one message; see `Queue.put`."""
         self._keep_up()
         is_held = False
         if isinstance(body, Message):
@@ -185,7 +185,7 @@ class Producer:
         return Message(call.row, 0, self._register.signer)
 
     def _delay_of(self, given: PutOptions) -> Duration | None:
-        """The delay of a put: the queue's, where neither a due nor a delay is given."""
+        """The delay of a put: the queue's, if neither a due nor a delay is given."""
         delay, delay_ms = given.get("delay"), self._register.settings.delay_ms
         if given.get("due") is not None or delay is not None or not delay_ms:
             return delay
@@ -194,7 +194,8 @@ class Producer:
     def _place_of(self, row: Row) -> Hashable:
         """The place whose rows are stored one batch after the other.
 
-        For a group it is its lane: where a minute ends, the next row would overtake the last one.
+        For a group it is its lane: by shards, the first row of a minute could be stored before the
+        last row of the minute before.
         """
         if self._is_local:
             return None
@@ -276,7 +277,7 @@ class Producer:
         return Asked(row._replace(key=key_text(key, given.get("unique_for"))), conflict)
 
     def put_many(self, items: Iterable[Item], on_id: Callable[[str], object] | None = None) -> int:
-        """Put messages as they come, in full batches; `Queue.put_many` describes it.
+        """Put messages from an iterable, in full batches; see `Queue.put_many`.
 
         Args:
             items: The messages.
@@ -322,7 +323,7 @@ class Producer:
                 raise
 
     def put_each(self, items: Iterable[Item]) -> list[Message | ShardqError]:
-        """Put messages in one batch; `Queue.put_many` describes it, where `partial`."""
+        """Put messages in one batch; see `Queue.put_many` with `partial=True`."""
         self._keep_up()
         now_us = self._clock.now_us()
         lane_of = Filling(self._register.layout, next(self._turns)).lane_of
@@ -612,7 +613,7 @@ class Producer:
         last_ms = 0
         for at in chunk.held:
             row = chunk.rows[at]
-            # Those behind one that is due anew come after it, also in the same millisecond.
+            # Rows behind one that is due anew come after it, even in the same millisecond.
             if row.due_ms <= max(last_ms, self._clock.now_ms() - _LATE_MS):
                 row = chunk.rows[at] = self._due_now(row)
                 last_ms = row.due_ms

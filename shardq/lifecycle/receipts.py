@@ -264,14 +264,16 @@ class Receipts:
         return [failed.get(one.position) if isinstance(one, Receipt) else one for one in given]
 
     def move(self, message: Message, wanted_ms: int) -> None:
-        """Let a message that waits be due at another time, as best it can be told by its row.
+        """Let a message without a key that waits be due at another time.
+
+        It is best effort: the row may move before it is changed.
 
         Args:
             message: As it was found.
             wanted_ms: When it is to be due, epoch milliseconds.
 
         Raises:
-            StaleReceipt: If it is not there any more.
+            StaleReceipt: If its row is gone.
         """
         [row] = self.present([self.receipt_of(message)])
         # Rounded down, as the planner rounds the time that it adds the delay to: never early.
@@ -461,8 +463,8 @@ class Receipts:
             failures: Filled by `plan`: attempts that have failed, for the history.
 
         Returns:
-            Of each delivery the row as it is now, or the error; and the rows that were changed, as
-            they were.
+            For each delivery its row after the change, or its error; and the rows that were
+            changed, as they were before.
         """
         given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
         if is_followed:
