@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import shardq
 from shardq.clock import pause
+from shardq.records.accounts import Accounts
 from shardq.server import application
+from shardq.server.access import Access
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from shardq.server.access import Access
+    from shardq.records.accounts import IssuedKey
     from shardq.server.app import Application
     from shardq.server.site import SiteOptions
 
 TIMEOUT_S = 60
+OTHER = "000000000001"
+"""The id of the account `other`."""
 
 
 class Got(NamedTuple):
@@ -161,6 +167,56 @@ class Api:
         assert got.status < 300, got
         return got.json if got.body else None
 
+    async def sqs(self, action: str, token: str = "", **fields: Any) -> Got:
+        """Ask for an action of SQS by JSON, with a key if one is given."""
+        headers = target(action) | (bearer(token) if token else {})
+        return await self.ask("POST", "/", json.dumps(fields).encode(), headers)
+
+    async def sqs_done(self, action: str, **fields: Any) -> Any:
+        """Ask for an action that is not refused; returns its JSON."""
+        got = await self.sqs(action, **fields)
+        assert got.status == 200, got
+        return got.json if got.body else {}
+
+    @property
+    def accounts(self) -> Accounts:
+        """The accounts of the store."""
+        return accounts_of(self.db)
+
+    def key(self, levels: str, *queues: str, account: str = "shop", **more: Any) -> IssuedKey:
+        """A new key of an account."""
+        home = self.accounts
+        return home.add_key(home.account(account), levels=levels, queues=queues or ("*",), **more)
+
+    def token(self, levels: str, *queues: str, **more: Any) -> str:
+        """The text of a new key."""
+        return self.key(levels, *queues, **more).token
+
+
+def accounts_of(db: shardq.Connection) -> Accounts:
+    """The accounts of a store."""
+    return Accounts(db._home.store, db._home.clock)
+
+
+def closed(db: shardq.Connection) -> Access:
+    """The access of a server whose store has the accounts `shop`, its own, and `other`."""
+    accounts_of(db).create("shop")
+    accounts_of(db).create("other", OTHER)
+    return Access(db)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header of a key."""
+    return {"authorization": f"Bearer {token}"}
+
+
+def target(action: str) -> dict[str, str]:
+    """The headers of an action of SQS by JSON."""
+    return {
+        "content-type": "application/x-amz-json-1.0",
+        "x-amz-target": f"AmazonSQS.{action}",
+    }
+
 
 class Events:
     """The events of a stream.
@@ -204,16 +260,40 @@ def play(
     story: Callable[[Api], Awaitable[None]],
     url: str = "sqlite://",
     *,
-    root: str = "",
     access: Callable[[shardq.Connection], Access | None] = lambda _: None,
+    **more: Any,
 ) -> None:
-    """Play a story with the API of a store."""
+    """Play a story with the API of a store.
 
-    async def played() -> None:
-        with shardq.connect(url) as db:
-            api = Api(db, root=root, access=access(db))
-            async with asyncio.timeout(TIMEOUT_S):
-                await story(api)
-                await api.app.site.close()
+    Args:
+        story: The story.
+        url: The store.
+        access: Makes the access of the server.
+        more: More arguments of `Api`.
+    """
+    with shardq.connect(url) as db:
+        asyncio.run(_played(Api(db, access=access(db), **more), story))
 
-    asyncio.run(played())
+
+def staged(
+    story: Callable[[Stage, Api], Awaitable[None]],
+    *,
+    access: Callable[[shardq.Connection], Access | None] = lambda _: None,
+    **options: Any,
+) -> None:
+    """Play a story on a stage, whose clock and faults it sets.
+
+    Args:
+        story: The story.
+        access: Makes the access of the server.
+        options: The arguments of `Stage`.
+    """
+    with Stage(**options) as stage:
+        db = stage.connect()
+        asyncio.run(_played(Api(db, access=access(db)), partial(story, stage)))
+
+
+async def _played(api: Api, story: Callable[[Api], Awaitable[None]]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        await story(api)
+        await api.app.site.close()

@@ -37,6 +37,7 @@ from worlds import own_keyspace
 
 from shardq import node
 from shardq.model.ids import row_ids
+from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "nightly: too long for every change; scripts/nightly runs it"
     )
+    for name in (MASTER_VARIABLE, FILE_VARIABLE):
+        os.environ.pop(name, None)
     # A time limit sends a TERM; taken as a Ctrl-C, it lets pytest stop what it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not hasattr(config, "workerinput"):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from callers import Api
+from callers import TIMEOUT_S, Api
 
-from shardq.records.accounts import Accounts
 from shardq.server.access import Access
 
 if TYPE_CHECKING:
     from callers import Got
 
     import shardq
+    from shardq.records.accounts import IssuedKey
 
 BASE = "/pages"
 _VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -67,6 +68,11 @@ class Element:
     def has_form(self, act: str) -> bool:
         return any(one.attributes.get("value") == act for one in self.all("input", name="act"))
 
+    def every(self) -> list[Element]:
+        """All elements below it."""
+        below = [one for one in self.children if isinstance(one, Element)]
+        return [*below, *(each for one in below for each in one.every())]
+
 
 class _Reader(HTMLParser):
     def __init__(self) -> None:
@@ -106,13 +112,16 @@ class Browser:
         self.api = api
         self.cookies: dict[str, str] = {}
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Got:
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", given: dict[str, str] | None = None
+    ) -> Got:
         headers = {"accept": "text/html"}
         if body:
             headers |= {
                 "content-type": "application/x-www-form-urlencoded",
                 "origin": "http://localhost",
             }
+        headers |= given or {}
         if self.cookies:
             pairs = (f"{name}={value}" for name, value in self.cookies.items())
             headers["cookie"] = "; ".join(pairs)
@@ -121,6 +130,18 @@ class Browser:
             name, _, value = set_cookie.partition(";")[0].partition("=")
             self.cookies[name] = value
         return got
+
+    async def see(self, path: str) -> str:
+        """The HTML of a page."""
+        got = await self.ask("GET", path)
+        assert got.status == 200, got
+        return got.body.decode()
+
+    async def see_soon(self, path: str, text: str) -> None:
+        """Read a page until it shows a text: a busy machine may take several looks."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while text not in await self.see(path):
+                pass
 
     async def page(self, path: str, status: int = 200) -> Element:
         """A page, once all that it shows is counted."""
@@ -133,14 +154,43 @@ class Browser:
 
     async def sign_in(self, levels: str, *queues: str) -> None:
         """Sign in by a new key of the first account."""
-        home = Accounts(self.api.db._home.store, self.api.db._home.clock)
-        key = home.add_key(home.account("shop"), levels=levels, queues=queues or ("*",))
+        await self.sign_in_by(self.api.key(levels, *queues, label="ada"))
+
+    async def sign_in_by(self, key: IssuedKey) -> None:
+        """Sign in by a key."""
         got = await self.ask("POST", "/sign-in", urlencode({"key": key.token}).encode())
         assert got.status == 303, got
 
     async def send(self, fields: dict[str, str]) -> Got:
         """Send a form of an action; returns the answer, without following it."""
         return await self.ask("POST", "/act", urlencode(fields).encode())
+
+    async def act(
+        self, path: str, name: str, headers: dict[str, str] | None = None, **fields: Any
+    ) -> Got:
+        """Send a form of a page, with its token unless one is given.
+
+        Args:
+            path: The page.
+            name: The action.
+            headers: More headers.
+            fields: The fields; a list is several fields of one name.
+        """
+        for place in (path, "/"):
+            # A page without a button has no token; it is the same on all.
+            tokens = (await self.page(place)).all("input", name="token")
+            if tokens:
+                fields.setdefault("token", tokens[0].attributes["value"])
+                break
+        body = urlencode({"act": name, "back": path, **fields}, doseq=True).encode()
+        return await self.ask("POST", "/act", body, headers)
+
+    async def told(self, path: str, name: str, **fields: Any) -> str:
+        """Send a form; returns the text about it on the next page."""
+        got = await self.act(path, name, **fields)
+        assert (got.status, got.headers["location"]) == (303, BASE + path), got
+        [said] = (await self.page(path)).all("p", role="status")
+        return said.text
 
     async def press(self, fields: dict[str, str]) -> Element:
         """Send a form of an action; returns the page that it leads to."""
@@ -149,12 +199,6 @@ class Browser:
         return await self.page(got.headers["location"].removeprefix(BASE))
 
 
-def opened(db: shardq.Connection) -> Api:
-    """The application of a store without accounts, which is open."""
-    return Api(db, access=Access(db, is_open=True))
-
-
-def closed(db: shardq.Connection) -> Api:
-    """The application of a store with an account."""
-    Accounts(db._home.store, db._home.clock).create("shop")
-    return Api(db, access=Access(db))
+def opened(db: shardq.Connection) -> Access:
+    """The access of a store without accounts, which is open."""
+    return Access(db, is_open=True)

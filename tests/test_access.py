@@ -48,12 +48,6 @@ UNKNOWN = "SQ" + "A" * 18
 REREAD_S = 3.1
 
 
-@pytest.fixture(autouse=True)
-def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-
-
 class Served:
     """A shell that changes accounts, and two server processes that share the store."""
 

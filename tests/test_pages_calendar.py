@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from callers import TIMEOUT_S, Api
-from paged import Browser, closed, opened
+from callers import TIMEOUT_S, Api, closed
+from paged import Browser, opened
 
 import shardq
 from shardq import Consumer
 from shardq.model.times import due_ms, iso, moment_of
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.schedules.triggers.clocks import changes
 from shardq.server.access import Access
 from shardq.server.site import SiteOptions
@@ -45,24 +44,19 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-
-
 def play(
     stage: Stage,
     story: Callable[[Browser], Awaitable[None]],
     *,
     before: Callable[[Connection], object] = lambda _: None,
-    make: Callable[[Connection], Api] = opened,
+    make: Callable[[Connection], Access] = opened,
+    **options: Any,
 ) -> None:
     """Play a story with somebody who looks at pages."""
 
     db = stage.connect()
     before(db)
-    asyncio.run(told(story, make(db)))
+    asyncio.run(told(story, Api(db, access=make(db), options=SiteOptions(**options))))
 
 
 async def told(story: Callable[[Browser], Awaitable[None]], api: Api) -> None:
@@ -233,7 +227,7 @@ def test_a_damaged_queue_is_named_and_the_others_are_counted(tmp_path: Path) -> 
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE stats SET totals = '{bad' WHERE queue LIKE 'mail%'")
     with shardq.connect(f"sqlite:///{path}") as db:
-        asyncio.run(told(story, opened(db)))
+        asyncio.run(told(story, Api(db, access=opened(db))))
 
 
 # Schedules ----------------------------------------------------------------------------------------
@@ -391,7 +385,7 @@ def test_a_damaged_schedule_says_so_and_can_be_removed(tmp_path: Path) -> None:
         file.execute("UPDATE schedules SET definition = '{' WHERE name = 'digest'")
         file.execute("UPDATE messages SET body = X'7b' WHERE name = 'digest'")
     with shardq.connect(f"sqlite:///{path}") as db:
-        asyncio.run(told(story, opened(db)))
+        asyncio.run(told(story, Api(db, access=opened(db))))
 
 
 # Forms --------------------------------------------------------------------------------------------
@@ -565,15 +559,10 @@ def check_harmless(page: Element) -> None:
         "/pages/static/live.js"
     ]
     assert not page.all("img")
-    for one in everything(page):
+    for one in page.every():
         assert not [name for name in one.attributes if name.startswith("on") or name == "style"]
         href = one.attributes.get("href", "#")
         assert href.startswith(("/pages/", "#")), href
-
-
-def everything(one: Element) -> list[Element]:
-    below = [child for child in one.children if not isinstance(child, str)]
-    return [*below, *(each for child in below for each in everything(child))]
 
 
 def test_every_input_has_a_label_and_every_head_a_scope(stage: Stage) -> None:
@@ -581,7 +570,7 @@ def test_every_input_has_a_label_and_every_head_a_scope(stage: Stage) -> None:
         for path in ("/calendar", "/calendar?span=90d", "/schedules", POST):
             page = await browser.page(path)
             assert all(one.attributes.get("scope") for one in page.all("th"))
-            labelled = {id(one) for label in page.all("label") for one in everything(label)}
+            labelled = {id(one) for label in page.all("label") for one in label.every()}
             for one in [*page.all("input"), *page.all("select")]:
                 is_hidden = one.attributes.get("type") == "hidden"
                 assert is_hidden or id(one) in labelled or "aria-label" in one.attributes
@@ -595,12 +584,9 @@ def test_values_of_hidden_names_are_on_no_page(stage: Stage) -> None:
         body = json.dumps({"to": "ada", "password": "tell nobody"})
         db.queue("mail").every("1h", body, name="s", headers={"password": "tell nobody"})
 
-    def make(db: Connection) -> Api:
-        return Api(db, access=Access(db, is_open=True), options=SiteOptions(hidden=("pass*",)))
-
     async def story(browser: Browser) -> None:
         got = await browser.ask("GET", "/queues/mail/schedules/s")
         assert b"tell nobody" not in got.body
         assert b"ada" in got.body
 
-    play(stage, story, before=before, make=make)
+    play(stage, story, before=before, hidden=("pass*",))

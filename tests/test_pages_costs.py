@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from callers import Api, Events, play
-from paged import Browser
+from callers import Api, Events, closed, play, staged
+from paged import Browser, opened
 
 import shardq
 from shardq.clock import pause
+from shardq.errors import StoreCorrupt
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
 from shardq.server.answers import AskedQueues, SharedAnswers
@@ -70,37 +72,27 @@ def test_a_look_at_all_queues_costs_a_few_reads_of_each_however_far_their_messag
     play(story, access=opened)
 
 
-def opened(db: shardq.Connection) -> Any:
-    from shardq.server.access import Access
-
-    return Access(db, is_open=True)
-
-
 def test_many_viewers_cost_the_store_one_look() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            db = stage.connect()
-            filled(db)
-            api = Api(db, access=opened(db))
-            async with AsyncExitStack() as leaving:
+    async def story(_stage: Stage, api: Api) -> None:
+        filled(api.db)
+        async with AsyncExitStack() as leaving:
 
-                async def follow(path: str) -> str:
-                    exchange = api.begin("GET", f"/pages{path}?live=1")
-                    leaving.push_async_callback(exchange.leave)
-                    return await html_of(Events(exchange))
+            async def follow(path: str) -> str:
+                exchange = api.begin("GET", f"/pages{path}?live=1")
+                leaving.push_async_callback(exchange.leave)
+                return await html_of(Events(exchange))
 
-                # Once all is counted.
-                await Browser(api).page("/")
-                first = await follow("/")
-                before = reads(api)
-                others = [await follow("/") for _ in range(20)]
-                # The time stands still, so that nothing has become old.
-                assert reads(api) - before == 0
-                assert set(others) == {first}
-                assert "q-00" in first
-            await api.app.site.close()
+            # Once all is counted.
+            await Browser(api).page("/")
+            first = await follow("/")
+            before = reads(api)
+            others = [await follow("/") for _ in range(20)]
+            # The time stands still, so that nothing has become old.
+            assert reads(api) - before == 0
+            assert set(others) == {first}
+            assert "q-00" in first
 
-    asyncio.run(run())
+    staged(story, access=opened)
 
 
 def test_each_viewer_is_sent_forms_with_a_token_of_their_own() -> None:
@@ -121,15 +113,7 @@ def test_each_viewer_is_sent_forms_with_a_token_of_their_own() -> None:
             await exchange.leave()
         assert tokens[0] != tokens[1]
 
-    from paged import closed
-
-    async def run() -> None:
-        with shardq.connect("sqlite://") as db:
-            api = closed(db)
-            await story(api)
-            await api.app.site.close()
-
-    asyncio.run(run())
+    play(story, access=closed)
 
 
 def test_the_dead_that_died_last_are_read_without_the_thousands_before_them() -> None:
@@ -194,118 +178,124 @@ def test_an_id_that_is_far_is_found_by_a_search_with_progress(
 ) -> None:
     monkeypatch.setattr("shardq.server.api.finding.LOOKED_MAX", 10)
 
-    async def run() -> None:
+    async def story(stage: Stage, api: Api) -> None:
         # A store without an index of ids, as Cassandra is.
-        with Stage(local=False, history="off") as stage:
-            db = stage.connect()
-            queues = [db.queue(f"q-{number}") for number in range(4)]
-            for queue in queues:
-                queue.put_many([{"body": "x", "delay": f"{2 + n}h"} for n in range(50)])
-            far = queues[2].put("far", delay="30d")
-            api = Api(db, access=opened(db))
-            browser = Browser(api)
-            got = await api.ask("GET", f"/v1/queues/q-2/messages/{far.id}?near=true")
-            assert got.status == 404
+        queues = [api.db.queue(f"q-{number}") for number in range(4)]
+        for queue in queues:
+            queue.put_many([{"body": "x", "delay": f"{2 + n}h"} for n in range(50)])
+        far = queues[2].put("far", delay="30d")
+        browser = Browser(api)
+        got = await api.ask("GET", f"/v1/queues/q-2/messages/{far.id}?near=true")
+        assert got.status == 404
+        page = await browser.page(f"/find?q={far.id}")
+        assert not page.all("tbody")
+        page = await browser.press(page.form("search"))
+        while not page.all("tbody"):
+            await pause(0.05)
+            stage.clock.advance(2)
             page = await browser.page(f"/find?q={far.id}")
-            assert not page.all("tbody")
-            page = await browser.press(page.form("search"))
-            while not page.all("tbody"):
-                await pause(0.05)
-                stage.clock.advance(2)
-                page = await browser.page(f"/find?q={far.id}")
-            assert [(row[0], row[1], row[3]) for row in page.table()] == [(far.id, "q-2", "live")]
-            [link] = [one for one in page.all("a") if one.text == far.id]
-            path = link.attributes["href"].removeprefix("/pages")
-            assert "waiting" in (await browser.page(path)).text.lower()
-            [search] = (await api.done("GET", "/v1/find/searches"))["searches"]
-            assert (search["q"], search["queues"], search["state"]) == (far.id, 4, "done")
-            assert search["looked"] > 100
-            again = await api.done("GET", f"/v1/find/searches/{search['id']}")
-            assert again["hits"][0]["queue"] == "q-2"
-            await api.app.site.close()
+        assert [(row[0], row[1], row[3]) for row in page.table()] == [(far.id, "q-2", "live")]
+        [link] = [one for one in page.all("a") if one.text == far.id]
+        path = link.attributes["href"].removeprefix("/pages")
+        assert "waiting" in (await browser.page(path)).text.lower()
+        [search] = (await api.done("GET", "/v1/find/searches"))["searches"]
+        assert (search["q"], search["queues"], search["state"]) == (far.id, 4, "done")
+        assert search["looked"] > 100
+        again = await api.done("GET", f"/v1/find/searches/{search['id']}")
+        assert again["hits"][0]["queue"] == "q-2"
 
-    asyncio.run(run())
+    staged(story, access=opened, local=False, history="off")
 
 
 def test_a_search_is_stopped_after_the_part_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardq.server.searches._PART", 10)
 
-    async def run() -> None:
-        with Stage(local=False, history="off") as stage:
-            db = stage.connect()
-            queue = db.queue("mail")
-            queue.put_many([{"body": "x", "delay": f"{2 + n}h"} for n in range(200)])
-            api = Api(db, access=opened(db))
-            monkeypatch.setattr("shardq.server.api.jobs._WAIT_S", 0)
-            begun = await api.done("POST", "/v1/find/searches", {"q": "nothing"})
-            assert not begun["hits"]
-            same = await api.done("POST", "/v1/find/searches", {"q": "nothing"})
-            assert same["id"] == begun["id"]
-            await api.done("POST", f"/v1/find/searches/{begun['id']}/stop")
-            async with asyncio.timeout(60):
-                while not (found := await api.done("GET", f"/v1/find/searches/{begun['id']}")).get(
-                    "ended"
-                ):
-                    await pause(0.01)
-            assert found["state"] == "stopped"
-            assert found["looked"] < 200
-            assert (await api.ask("GET", "/v1/find/searches/none")).status == 404
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        queue = api.db.queue("mail")
+        queue.put_many([{"body": "x", "delay": f"{2 + n}h"} for n in range(200)])
+        monkeypatch.setattr("shardq.server.api.jobs._WAIT_S", 0)
+        begun = await api.done("POST", "/v1/find/searches", {"q": "nothing"})
+        assert not begun["hits"]
+        same = await api.done("POST", "/v1/find/searches", {"q": "nothing"})
+        assert same["id"] == begun["id"]
+        await api.done("POST", f"/v1/find/searches/{begun['id']}/stop")
+        async with asyncio.timeout(60):
+            while not (found := await api.done("GET", f"/v1/find/searches/{begun['id']}")).get(
+                "ended"
+            ):
+                await pause(0.01)
+        assert found["state"] == "stopped"
+        assert found["looked"] < 200
+        assert (await api.ask("GET", "/v1/find/searches/none")).status == 404
 
-    asyncio.run(run())
+    staged(story, access=opened, local=False, history="off")
 
 
 def test_an_answer_is_read_once_for_all_who_wait_and_anew_once_forgotten() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            answers: SharedAnswers = api.app.site.answers
-            asked = []
+    async def story(stage: Stage, api: Api) -> None:
+        answers: SharedAnswers = api.app.site.answers
+        asked = []
 
-            async def ask() -> int:
-                asked.append(1)
-                await pause(0.01)
-                return len(asked)
+        async def ask() -> int:
+            asked.append(1)
+            await pause(0.01)
+            return len(asked)
 
-            found = await asyncio.gather(*(answers.of("how many", ask) for _ in range(5)))
-            assert found == [1] * 5
-            stage.clock.advance(0.9)
-            assert await answers.of("how many", ask) == 1
-            stage.clock.advance(0.2)
-            assert await answers.of("how many", ask) == 2
-            answers.forget("how many")
-            assert await answers.of("how many", ask) == 3
-            since_us = stage.clock.boot_us() + 1
-            stage.clock.advance(0.1)
-            assert await answers.of("how many", ask, since_us=since_us) == 4
-            await api.app.site.close()
+        found = await asyncio.gather(*(answers.of("how many", ask) for _ in range(5)))
+        assert found == [1] * 5
+        stage.clock.advance(0.9)
+        assert await answers.of("how many", ask) == 1
+        stage.clock.advance(0.2)
+        assert await answers.of("how many", ask) == 2
+        answers.forget("how many")
+        assert await answers.of("how many", ask) == 3
+        since_us = stage.clock.boot_us() + 1
+        stage.clock.advance(0.1)
+        assert await answers.of("how many", ask, since_us=since_us) == 4
 
-    asyncio.run(run())
+    staged(story)
+
+
+def test_a_damaged_queue_is_named_while_others_are_still_read() -> None:
+    async def story(_stage: Stage, api: Api) -> None:
+        site, goes_on = api.app.site, threading.Event()
+        api.db.queue("mail"), api.db.queue("news")
+
+        def read(queue: shardq.Queue) -> None:
+            if queue.name == "mail":
+                raise StoreCorrupt("bad")
+            goes_on.wait(60)
+
+        names = ["mail", "news"]
+        found = None
+        while found is None or "mail" in found.unread:
+            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0.01))
+        goes_on.set()
+        assert (found.unread, str(found.failed["mail"])) == (["news"], "bad")
+
+    staged(story)
 
 
 def test_what_is_not_read_in_time_is_told_as_it_was_before() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            site = api.app.site
-            api.db.queue("mail"), api.db.queue("news")
-            rounds = []
+    async def story(stage: Stage, api: Api) -> None:
+        site = api.app.site
+        api.db.queue("mail"), api.db.queue("news")
+        rounds = []
 
-            def read(queue: shardq.Queue) -> str:
-                rounds.append(queue.name)
-                return f"{queue.name} {rounds.count(queue.name)}"
+        def read(queue: shardq.Queue) -> str:
+            rounds.append(queue.name)
+            return f"{queue.name} {rounds.count(queue.name)}"
 
-            names = ["mail", "news", "none"]
-            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
-            assert found.values == {"mail": "mail 1", "news": "news 1"}
-            assert (found.unread, found.failed) == ([], {})
-            stage.clock.advance(100)
-            late = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0))
-            assert late.values == found.values
-            site.answers.forget_queue("mail")
-            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
-            assert found.values["news"] == "news 2"
-            assert found.values["mail"] >= "mail 2"
-            await site.close()
+        names = ["mail", "news", "none"]
+        found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
+        assert found.values == {"mail": "mail 1", "news": "news 1"}
+        assert (found.unread, found.failed) == ([], {})
+        stage.clock.advance(100)
+        late = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0))
+        assert late.values == found.values
+        site.answers.forget_queue("mail")
+        found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
+        assert found.values["news"] == "news 2"
+        assert found.values["mail"] >= "mail 2"
 
-    asyncio.run(run())
+    staged(story, access=opened)

@@ -7,21 +7,19 @@ import json
 import logging
 import re
 from html import unescape
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import callers
 import pytest
+from callers import Api, closed
+from paged import Browser, opened, read
 
 import shardq
 from shardq.model.times import span
-from shardq.records.accounts import Accounts
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
-from shardq.server.access import Access
 from shardq.server.bulk import BulkJobs
 from shardq.server.site import SiteOptions
 from shardq.tasks.worker import Worker
-from tests.callers import TIMEOUT_S, Api, Got
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,136 +43,6 @@ _TAGS = frozenset(
         *("table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "ul", "li"),
     )
 )
-
-
-@pytest.fixture(autouse=True)
-def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-
-
-class Read(HTMLParser):
-    """What a browser makes of a page."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-_LOOKS_MAX = 1_000
-
-
-class Person:
-    """Somebody who looks at pages and presses buttons.
-
-    Attributes:
-        api: The server.
-        cookie: The session; empty on an open server.
-    """
-
-    def __init__(self, api: Api, cookie: str = "") -> None:
-        self.api = api
-        self.cookie = cookie
-        self.said = ""
-        self.token = ""
-
-    async def get(self, path: str) -> Got:
-        got = await self.api.ask("GET", f"/pages{path}", headers=self._headers())
-        self.said = ""
-        return got
-
-    async def see(self, path: str) -> str:
-        """A page's HTML."""
-        got = await self.get(path)
-        assert got.status == 200, got
-        return got.body.decode()
-
-    async def see_soon(self, path: str, text: str) -> None:
-        """Read a page until it shows a text: a busy machine may take several looks."""
-        html, tries = "", 0
-        while text not in html:
-            assert tries < _LOOKS_MAX, re.sub(r"<[^>]+>|\s+", " ", html)
-            html, tries = await self.see(path), tries + 1
-
-    async def press(
-        self, path: str, name: str, headers: dict[str, str] | None = None, **fields: Any
-    ) -> Got:
-        """Send a form that the page has; lists are several fields of one name."""
-        html = await self.see(path)
-        found = re.search(r'name="token" value="([^"]*)"', html)
-        if found is None and not self.token:
-            # A page without a button has none; it is the same on all.
-            found = re.search(r'name="token" value="([^"]*)"', await self.see("/"))
-        if found is not None:
-            self.token = unescape(found[1])
-        form = {"act": name, "token": fields.pop("token", self.token), "back": path, **fields}
-        got = await self.api.ask(
-            "POST",
-            "/pages/act",
-            urlencode(form, doseq=True).encode(),
-            {
-                "content-type": "application/x-www-form-urlencoded",
-                "sec-fetch-site": "same-origin",
-                **self._headers(),
-                **(headers or {}),
-            },
-        )
-        if got.status == 303:
-            assert got.headers["location"] == f"/pages{path}"
-            self.said = got.headers["set-cookie"].partition(";")[0]
-        return got
-
-    async def told(self, path: str, name: str, **fields: Any) -> str:
-        """Send a form; returns what the next page says of it."""
-        got = await self.press(path, name, **fields)
-        assert got.status == 303, got
-        html = await self.see(path)
-        found = re.search(r'<p class="said" role="status">(.*?)</p>', html, re.DOTALL)
-        assert found is not None, html
-        return unescape(found[1])
-
-    def _headers(self) -> dict[str, str]:
-        cookies = "; ".join(filter(None, (self.cookie, self.said)))
-        return {"cookie": cookies} if cookies else {}
-
-
-def play(
-    story: Callable[[Person], Awaitable[None]], *, is_open: bool = True, **options: Any
-) -> None:
-    """Play a story on the pages of a store in memory."""
-
-    async def played() -> None:
-        with shardq.connect("sqlite://") as db:
-            if not is_open:
-                Accounts(db._home.store, db._home.clock).create("shop")
-            api = Api(db, access=Access(db, is_open=True), options=SiteOptions(**options))
-            async with asyncio.timeout(TIMEOUT_S):
-                await story(Person(api))
-                await api.app.site.close()
-
-    asyncio.run(played())
-
-
-async def signed_in(api: Api, levels: str, *queues: str) -> Person:
-    """Somebody who has signed in by a key with these levels."""
-    home = Accounts(api.db._home.store, api.db._home.clock)
-    made = home.add_key(home.account("shop"), levels=levels, queues=queues or ("*",))
-    got = await api.ask(
-        "POST",
-        "/pages/sign-in",
-        urlencode({"key": made.token}).encode(),
-        {"content-type": "application/x-www-form-urlencoded"},
-    )
-    assert got.status == 303, got
-    return Person(api, got.headers["set-cookie"].partition(";")[0])
 
 
 def bury_all(queue: shardq.Queue, reason: Callable[[shardq.Message], str] | str) -> None:
@@ -203,7 +71,7 @@ def bodies(queue: shardq.Queue) -> list[str]:
 
 
 def test_a_list_shows_each_message_once_over_its_pages_first_due_first() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         put = [queue.put(f"b{at}", id=f"m{at:03}", delay=f"{at // 40}m") for at in range(120)]
         seen, path = [], "/queues/mail/messages"
@@ -217,6 +85,24 @@ def test_a_list_shows_each_message_once_over_its_pages_first_due_first() -> None
         assert [dues[one] for one in seen] == sorted(dues.values())
 
     play(story)
+
+
+def play(
+    story: Callable[[Browser], Awaitable[None]], *, is_open: bool = True, **options: Any
+) -> None:
+    """Play a story on the pages of a store in memory."""
+
+    async def played(api: Api) -> None:
+        await story(Browser(api))
+
+    callers.play(played, access=opened if is_open else closed, options=SiteOptions(**options))
+
+
+async def signed_in(api: Api, levels: str, *queues: str) -> Browser:
+    """Somebody who has signed in by a key with these levels."""
+    made = Browser(api)
+    await made.sign_in(levels, *queues)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -236,7 +122,7 @@ def test_a_list_shows_each_message_once_over_its_pages_first_due_first() -> None
 def test_a_filter_shows_what_matches_and_stays_on_the_page(
     query: dict[str, str], wanted: set[str]
 ) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put("to ada", id="one", headers={"lang": "de"})
         queue.put("bob", id="two", headers={"lang": "en", "task": "app.send"}, key="key-7")
@@ -247,9 +133,9 @@ def test_a_filter_shows_what_matches_and_stays_on_the_page(
         html = await person.see(f"/queues/mail/messages?{urlencode(query)}")
         assert set(rows(html)) == wanted
         shown = {
-            tag["name"]: tag["value"]
-            for name, tag in Read(html).tags
-            if name == "input" and tag.get("value")
+            one.attributes["name"]: one.attributes["value"]
+            for one in read(html).all("input")
+            if one.attributes.get("value")
         }
         assert query.items() <= shown.items()
         if not wanted:
@@ -259,7 +145,7 @@ def test_a_filter_shows_what_matches_and_stays_on_the_page(
 
 
 def test_a_message_in_flight_says_who_has_it() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put("a", id="m")
         queue.receive(max=1, visibility="60s")
@@ -270,7 +156,7 @@ def test_a_message_in_flight_says_who_has_it() -> None:
 
 
 def test_without_the_level_read_no_body_is_shown_and_none_is_looked_into() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         db = person.api.db
         db.queue("mail").put("secret", id="m", headers={"who": "ada"})
         dead = db.queue("lost")
@@ -288,14 +174,14 @@ def test_without_the_level_read_no_body_is_shown_and_none_is_looked_into() -> No
             "/find?q=ecre",
         ):
             html = await viewer.see(path)
-            assert "ecret" not in Read(html).text.replace("Find ecre", ""), path
+            assert "ecret" not in read(html).text.replace("Find ecre", ""), path
         assert rows(await viewer.see("/queues/mail/messages")) == ["m"]
         assert "no paper" in await viewer.see("/dead")
-        assert (await viewer.get("/dead/export")).status == 403
+        assert (await viewer.ask("GET", "/dead/export")).status == 403
         reader = await signed_in(person.api, "rg")
         assert "secret" in await reader.see("/queues/mail/messages")
         elsewhere = await signed_in(person.api, "rg", "news*")
-        assert (await elsewhere.get("/queues/mail/messages")).status == 403
+        assert (await elsewhere.ask("GET", "/queues/mail/messages")).status == 403
         assert rows(await elsewhere.see("/dead")) == []
         assert rows(await elsewhere.see("/find?q=m")) == []
 
@@ -303,7 +189,7 @@ def test_without_the_level_read_no_body_is_shown_and_none_is_looked_into() -> No
 
 
 def test_values_of_hidden_names_are_shown_nowhere() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         body = json.dumps({"to": "ada", "db": {"Password": "s3cret"}})
         queue.put(body, id="m", key="k", headers={"x-password": "s3cret"})
@@ -332,7 +218,7 @@ def test_values_of_hidden_names_are_shown_nowhere() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_texts_are_shown_as_text(text: str) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         db = person.api.db
         queue = db.queue("mail", history="1d", attempts=3)
         name = "".join(one for one in text if one.isprintable())[:100]
@@ -357,7 +243,7 @@ def test_hostile_texts_are_shown_as_text(text: str) -> None:
             f"/find?{urlencode({'q': name})}",
             f"/find?{urlencode({'q': asked, 'by': 'text'})}",
         ):
-            got = await person.get(path)
+            got = await person.ask("GET", path)
             assert got.status in {200, 400}, (path, got)
             check_is_plain(got.body.decode())
         html = await person.see("/dead")
@@ -369,15 +255,15 @@ def test_hostile_texts_are_shown_as_text(text: str) -> None:
 
 def check_is_plain(html: str) -> None:
     """Nothing of a page is anybody else's markup."""
-    read = Read(html)
-    for tag, given in read.tags:
+    every = read(html).every()
+    for one in every:
+        tag, given = one.tag, one.attributes
         assert tag in _TAGS, tag
         assert not any(name.startswith("on") or name in {"style", "autofocus"} for name in given)
         for name in ("href", "action", "src"):
             assert (given.get(name) or "/").startswith(("/", "#")), given
         if tag == "script":
-            assert (given["src"] or "").startswith("/pages/static/")
-    assert "taken over" not in [one for one, _ in read.tags]
+            assert given["src"].startswith("/pages/static/")
     assert not set("\u202e\x00\x07\x1b") & set(html)
     assert html.count("<h1>") == 1
 
@@ -396,7 +282,7 @@ def check_is_plain(html: str) -> None:
     ids=["bytes", "1 MiB", "long JSON", "surrogates", "deep", "empty", "separators"],
 )
 def test_any_body_is_shown(body: bytes) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put(body, id="m", key="k")
         lost = person.api.db.queue("lost")
@@ -425,7 +311,7 @@ def test_any_body_is_shown(body: bytes) -> None:
 
 
 def test_the_story_of_a_message_says_where_it_is_and_why() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         db = person.api.db
         queue = db.queue("mail", history="1d")
         queue.put("later", id="later", delay="2h")
@@ -444,13 +330,13 @@ def test_the_story_of_a_message_says_where_it_is_and_why() -> None:
         await person.see_soon("/queues/mail/messages/now", "is paused and delivers nothing")
         html = await person.see("/queues/mail/messages/none")
         assert "nothing is known of message" in html
-        assert (await person.get("/queues/none/messages/x")).status == 404
+        assert (await person.ask("GET", "/queues/none/messages/x")).status == 404
 
     play(story)
 
 
 def test_the_story_of_a_message_has_each_attempt_that_failed() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail", history="1d", attempts=5, backoff="0s")
         queue.put("a", id="a")
 
@@ -479,7 +365,7 @@ def test_the_story_of_a_message_has_each_attempt_that_failed() -> None:
 
 
 def test_a_queue_without_history_says_so() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         person.api.db.queue("mail").put("a", id="m")
         assert "keeps no history" in await person.see("/queues/mail/messages/m")
 
@@ -487,7 +373,7 @@ def test_a_queue_without_history_says_so() -> None:
 
 
 def test_a_job_shows_its_result_and_its_task() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         app = shardq.App(person.api.db)
         person.api.db.queue("sums", history="1d")
 
@@ -508,7 +394,7 @@ def test_a_job_shows_its_result_and_its_task() -> None:
 
 
 def test_buttons_of_a_message_run_move_copy_and_cancel_it() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         put = queue.put(
             "body", id="a/b %41", delay="2h", headers={"lang": "de"}, group="g", priority=0
@@ -545,7 +431,7 @@ def test_buttons_of_a_message_run_move_copy_and_cancel_it() -> None:
 def test_a_cancel_of_what_runs_says_whether_the_run_is_asked_to_stop(
     key: str | None, said: str
 ) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put("a", id="m", key=key)
         queue.receive(max=1, visibility="60s")
@@ -559,7 +445,7 @@ def test_a_cancel_of_what_runs_says_whether_the_run_is_asked_to_stop(
 
 
 def test_a_message_with_a_key_is_edited_and_keeps_its_lines() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put("\none\ntwo", id="m", key="order/7", delay="1h")
         queue.put("x", id="keyless", delay="1h")
@@ -576,7 +462,7 @@ def test_a_message_with_a_key_is_edited_and_keeps_its_lines() -> None:
 
 
 def test_chosen_messages_are_moved_run_and_cancelled() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         for at in range(5):
             queue.put(f"b{at}", id=f"m{at}", delay="1h")
@@ -639,52 +525,51 @@ def _fill(db: shardq.Connection) -> None:
 def test_a_form_does_nothing_without_its_token_level_and_origin(
     name: str, fields: dict[str, Any], levels: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         _fill(person.api.db)
         before = _state(person.api.db)
         viewer = await signed_in(
             person.api, "".join(one for one in "rpuagdsm" if one not in levels) + "g"
         )
         other = await signed_in(person.api, f"g{levels}")
-        others_token = re.search(r'name="token" value="([^"]*)"', await other.see("/dead"))
-        assert others_token is not None
+        [others_token, *_] = (await other.page("/dead")).all("input", name="token")
         for headers, given, status in (
             ({}, {"token": ""}, 403),
             ({}, {"token": "x" * 24}, 403),
-            ({}, {"token": unescape(others_token[1])}, 403),
+            ({}, {"token": others_token.attributes["value"]}, 403),
             ({"sec-fetch-site": "cross-site"}, {}, 403),
             ({"origin": "https://evil.example"}, {}, 403),
             ({}, {}, 303),
         ):
-            got = await viewer.press("/dead", name, headers=headers, **fields, **given)
+            got = await viewer.act("/dead", name, headers, **fields, **given)
             assert got.status == status, (headers, given, got)
         assert _state(person.api.db) == before
         assert len([one for one in caplog.records if "refused" in one.getMessage()]) == 6
-        stranger = Person(person.api)
-        got = await person.api.ask("POST", "/pages/act", urlencode(fields).encode())
+        got = await Browser(person.api).ask("POST", "/act", urlencode(fields).encode())
         assert got.status == 401
-        assert stranger.said == ""
         assert _state(person.api.db) == before
         said = await other.told("/dead", name, **fields)
         assert not said.startswith("Not done"), said
         assert _state(person.api.db) != before
+        done = [one for one in person.api.app.site.actions.last(9) if one.outcome == "done"]
+        assert all((one.via, "ada" in one.who) == ("pages", True) for one in done)
 
     caplog.set_level(logging.WARNING, "shardq.server.pages")
     play(story, is_open=False)
 
 
 def test_read_only_pages_change_nothing_and_show_no_buttons_that_would() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         _fill(person.api.db)
         before = _state(person.api.db)
         for path in ("/queues/mail/messages", "/queues/mail/messages/m", "/dead"):
             html = await person.see(path)
             assert not re.search(r"<button[^>]*>(Cancel|Run now|Move|Redrive|Delete)", html), path
         for name, fields, _ in _DEEDS:
-            got = await person.press("/dead", name, **fields)
+            got = await person.act("/dead", name, **fields)
             assert got.status == 403
         assert _state(person.api.db) == before
-        got = await person.press("/dead", "export", id=["lost/d"])
+        got = await person.act("/dead", "export", id=["lost/d"])
         assert json.loads(got.body)["body"] == "dead"
 
     play(story, is_read_only=True)
@@ -720,12 +605,12 @@ def _mixed(db: shardq.Connection, count: int = 30) -> tuple[shardq.Queue, shardq
 def test_dead_messages_are_filtered_and_all_that_match_are_put_back(
     query: dict[str, str], is_wanted: Callable[[int], bool]
 ) -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queues = _mixed(person.api.db)
         wanted = {f"m{at:03}" for at in range(30) if is_wanted(at)}
         path = "/dead" + (f"?{urlencode(query)}" if query else "")
         assert set(rows(await person.see(path))) == wanted
-        got = await person.get("/dead/export" + path.removeprefix("/dead"))
+        got = await person.ask("GET", "/dead/export" + path.removeprefix("/dead"))
         assert {json.loads(one)["id"] for one in got.body.splitlines()} == wanted
         assert "attachment" in got.headers["content-disposition"]
         said = await person.told(path, "redrive-matching", **query)
@@ -742,7 +627,7 @@ def test_dead_messages_are_filtered_and_all_that_match_are_put_back(
 
 
 def test_the_dead_of_all_queues_are_shown_once_each_the_last_one_first() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queues = _mixed(person.api.db, 130)
         seen, path = [], "/dead"
         while path:
@@ -758,14 +643,14 @@ def test_the_dead_of_all_queues_are_shown_once_each_the_last_one_first() -> None
 
 
 def test_two_people_who_put_back_the_same_do_no_harm() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queues = _mixed(person.api.db, 60)
-        other = Person(person.api)
+        other = Browser(person.api)
         await asyncio.gather(
-            person.press("/dead", "redrive-matching"),
-            other.press("/dead?queue=mail", "redrive-matching", queue="mail"),
-            other.press("/dead?error=bank", "redrive-matching", error="bank"),
-            other.press("/dead", "redrive-matching"),
+            person.act("/dead", "redrive-matching"),
+            other.act("/dead?queue=mail", "redrive-matching", queue="mail"),
+            other.act("/dead?error=bank", "redrive-matching", error="bank"),
+            other.act("/dead", "redrive-matching"),
         )
         assert sorted(one.id for queue in queues for one in queue.peek(100)) == [
             f"m{at:03}" for at in range(60)
@@ -777,7 +662,7 @@ def test_two_people_who_put_back_the_same_do_no_harm() -> None:
 
 
 def test_a_bulk_action_at_a_rate_shows_its_progress_and_stops() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue, _ = _mixed(person.api.db, 20)
         said = await person.told("/dead?queue=mail", "redrive-matching", queue="mail", rate="1")
         assert said.startswith("It has begun: ")
@@ -806,7 +691,7 @@ def test_a_bulk_action_at_a_rate_shows_its_progress_and_stops() -> None:
 
 
 def test_what_has_another_key_by_now_stays_and_is_said() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put("old", key="k")
         queue.put("free")
@@ -822,10 +707,10 @@ def test_what_has_another_key_by_now_stays_and_is_said() -> None:
 
 
 def test_chosen_dead_messages_are_exported_put_back_and_deleted() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queues = _mixed(person.api.db, 10)
         some = ["mail/m000", "news/m003", "mail/none"]
-        got = await person.press("/dead", "export", id=some[:2])
+        got = await person.act("/dead", "export", id=some[:2])
         assert [json.loads(one)["queue"] for one in got.body.splitlines()] == ["mail", "news"]
         said = await person.told("/dead", "redrive-chosen", id=some)
         assert said == "2 of 2 dead messages are put back."
@@ -845,7 +730,7 @@ def test_chosen_dead_messages_are_exported_put_back_and_deleted() -> None:
 
 
 def test_a_dead_message_is_edited_and_put_back_or_deleted() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail", history="1d")
         for name, key in (("one", "k"), ("two", None), ("three", None)):
             queue.put("bad", id=name, headers={"lang": "de"}, **({"key": key} if key else {}))
@@ -871,7 +756,7 @@ def test_a_dead_message_is_edited_and_put_back_or_deleted() -> None:
 
 
 def test_the_search_finds_by_id_by_key_and_by_text_over_all_queues() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         db = person.api.db
         mail, news = db.queue("mail", history="1d"), db.queue("news")
         put = mail.put("to ada", key="order-7", delay="30m")
@@ -901,7 +786,7 @@ def test_the_search_finds_by_id_by_key_and_by_text_over_all_queues() -> None:
 
 
 def test_the_search_says_how_far_it_has_looked() -> None:
-    async def story(person: Person) -> None:
+    async def story(person: Browser) -> None:
         queue = person.api.db.queue("mail")
         queue.put_many([{"body": "x", "delay": "1m"}] * 1_000 + [{"body": "needle", "delay": "1h"}])
         found = await person.api.done("GET", "/v1/find?q=needle&by=text")

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from asked import ask
-from callers import Api, Got, play
+from callers import OTHER, Api, Got, bearer, closed, play, staged, target
 from served import Server, head, serving
 from shell import Shell, shell
 from signing import signed_request
@@ -37,52 +37,12 @@ if TYPE_CHECKING:
     from served import Got as ServedGot
 
 MAIL = "/v1/queues/mail"
-OTHER = "000000000001"
 REVOKED_S = 5
 DEEP = 100_000
 
 
-@pytest.fixture(autouse=True)
-def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-
-
-def target(action: str) -> dict[str, str]:
-    return {
-        "content-type": "application/x-amz-json-1.0",
-        "x-amz-target": f"AmazonSQS.{action}",
-    }
-
-
-async def sqs(api: Api, action: str, token: str = "", **fields: Any) -> Got:
-    headers = target(action) | ({"authorization": f"Bearer {token}"} if token else {})
-    return await api.ask("POST", "/", json.dumps(fields).encode(), headers)
-
-
 def kind_of(got: Got) -> tuple[int, str]:
     return got.status, got.json["__type"].partition("#")[2]
-
-
-def home_of(api: Api) -> Accounts:
-    return Accounts(api.db._home.store, api.db._home.clock)
-
-
-def closed(db: shardq.Connection) -> Access:
-    home = Accounts(db._home.store, db._home.clock)
-    home.create("shop")
-    home.create("other", OTHER)
-    return Access(db)
-
-
-def token_of(api: Api, levels: str, *queues: str, account: str = "shop", **more: Any) -> str:
-    home = home_of(api)
-    made = home.add_key(home.account(account), levels=levels, queues=queues or ("*",), **more)
-    return made.token
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 # In each process ----------------------------------------------------------------------------------
@@ -274,18 +234,6 @@ def test_the_page_of_another_site_reaches_nothing_of_an_open_server(
     play(story)
 
 
-def test_a_page_reaches_nothing_of_a_server_that_is_open_to_all() -> None:
-    async def story(api: Api) -> None:
-        api.db.queue("mail")
-        for headers in PAGES:
-            for path in ("/?Action=ListQueues", "/v1/queues"):
-                assert (await api.ask("GET", path, headers=headers)).status == 403
-        own = {"origin": "http://shop.example", "host": "shop.example"}
-        assert (await api.ask("GET", "/?Action=ListQueues", headers=own)).status == 200
-
-    play(story, access=lambda db: Access(db, is_open=True, is_local=False))
-
-
 def test_an_application_lets_programs_of_its_machine_in_and_nobody_once_it_has_an_account() -> None:
     async def run() -> None:
         with shardq.connect("sqlite://") as db:
@@ -321,10 +269,10 @@ def test_a_put_by_sqs_cancels_and_moves_nothing_without_the_levels_for_that() ->
                     for name, text in texts.items()
                 },
             }
-            got = await sqs(api, "SendMessage", token_of(api, "prg"), **fields)
+            got = await api.sqs("SendMessage", api.token("prg"), **fields)
             assert kind_of(got) == (403, "AccessDeniedException")
             assert mail.get("k") is not None
-            got = await sqs(api, "SendMessage", token_of(api, "p" + level), **fields)
+            got = await api.sqs("SendMessage", api.token("p" + level), **fields)
             assert got.status == 200
         assert mail.get("k") is None
 
@@ -336,8 +284,8 @@ def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_others() 
         lost, theirs = api.db.queue("lost"), f"sqs.{OTHER}.us-east-1.mail"
         lost.put("of others")
         for token, name in (
-            (token_of(api, "all", account="other"), theirs),
-            (token_of(api, "all", "mail"), "mail"),
+            (api.token("all", account="other"), theirs),
+            (api.token("all", "mail"), "mail"),
         ):
             path, key = f"/v1/queues/{name}", bearer(token)
             got = await api.ask("PUT", path, {"dead": "lost"}, key)
@@ -352,20 +300,20 @@ def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_others() 
             assert await api.done("POST", f"{path}/redrive", {}, key) == {"count": 0}
         policy = json.dumps({"deadLetterTargetArn": arn("lost"), "maxReceiveCount": 1})
         asked = {"QueueName": "mine", "Attributes": {"RedrivePolicy": policy}}
-        got = await sqs(api, "CreateQueue", token_of(api, "all", "mine"), **asked)
+        got = await api.sqs("CreateQueue", api.token("all", "mine"), **asked)
         assert kind_of(got) == (403, "AccessDeniedException")
-        got = await sqs(api, "CreateQueue", token_of(api, "all", account="other"), **asked)
+        got = await api.sqs("CreateQueue", api.token("all", account="other"), **asked)
         assert kind_of(got) == (400, "InvalidParameterValueException")
         assert lost.depth().total == 1
-        assert (await sqs(api, "CreateQueue", token_of(api, "all"), **asked)).status == 200
+        assert (await api.sqs("CreateQueue", api.token("all"), **asked)).status == 200
         # Its dead go back into a queue of which the key knows nothing.
-        token = token_of(api, "all", "lost")
-        got = await sqs(api, "StartMessageMoveTask", token, SourceArn=arn("lost"))
+        token = api.token("all", "lost")
+        got = await api.sqs("StartMessageMoveTask", token, SourceArn=arn("lost"))
         assert kind_of(got) == (403, "AccessDeniedException")
-        token = token_of(api, "all", "lost", "mine")
+        token = api.token("all", "lost", "mine")
         for to in (arn("mail"), arn("mail", OTHER)):
             fields = {"SourceArn": arn("lost"), "DestinationArn": to}
-            got = await sqs(api, "StartMessageMoveTask", token, **fields)
+            got = await api.sqs("StartMessageMoveTask", token, **fields)
             assert got.status in {403, 404}
         assert lost.depth().total == 1
 
@@ -380,7 +328,7 @@ def test_a_bulk_action_takes_no_dead_of_a_queue_of_others() -> None:
             queue.bury(*queue.receive())
         other = api.db.queue("other")
         api.db.queue("mail").alter(dead="other.dead")
-        key = bearer(token_of(api, "all", "mail"))
+        key = bearer(api.token("all", "mail"))
         for path in ("/v1/dead/redrive", "/v1/dead/delete"):
             got = await api.ask("POST", path, {"queue": "mail"}, key)
             assert (got.status, "other.dead" in got.json["detail"]) == (403, True)
@@ -399,22 +347,22 @@ def url_of(name: str, account: str = "000000000000") -> str:
 
 def test_a_policy_gives_no_more_than_a_key_of_the_other_account_has() -> None:
     async def story(api: Api) -> None:
-        owner = token_of(api, "all")
-        await sqs(api, "CreateQueue", owner, QueueName="mail")
+        owner = api.token("all")
+        await api.sqs("CreateQueue", owner, QueueName="mail")
         one = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*", "Resource": "*"}
         denied = {"Effect": "Deny", "Principal": "*", "Action": "sqs:DeleteMessage"}
         text = json.dumps({"Version": "2012-10-17", "Statement": [one, denied]})
-        got = await sqs(
-            api, "SetQueueAttributes", owner, QueueUrl="mail", Attributes={"Policy": text}
+        got = await api.sqs(
+            "SetQueueAttributes", owner, QueueUrl="mail", Attributes={"Policy": text}
         )
         assert got.status == 200
         mail = url_of("mail")
-        reader, strong = (token_of(api, some, account="other") for some in ("r", "all"))
+        reader, strong = (api.token(some, account="other") for some in ("r", "all"))
         entry = {"Id": "a", "MessageBody": "x"}
-        got = await sqs(api, "SendMessageBatch", reader, QueueUrl=mail, Entries=[entry])
+        got = await api.sqs("SendMessageBatch", reader, QueueUrl=mail, Entries=[entry])
         assert kind_of(got) == (403, "AccessDeniedException")
-        assert (await sqs(api, "ReceiveMessage", reader, QueueUrl=mail)).status == 200
-        got = await sqs(api, "SendMessageBatch", strong, QueueUrl=mail, Entries=[entry])
+        assert (await api.sqs("ReceiveMessage", reader, QueueUrl=mail)).status == 200
+        got = await api.sqs("SendMessageBatch", strong, QueueUrl=mail, Entries=[entry])
         assert got.status == 200
         # What only the queue's own account may do, and what a batch of what is denied would do.
         dropped = {"Id": "a", "ReceiptHandle": "x"}
@@ -424,9 +372,9 @@ def test_a_policy_gives_no_more_than_a_key_of_the_other_account_has() -> None:
             ("TagQueue", {"Tags": {"a": "b"}}),
             ("DeleteMessageBatch", {"Entries": [dropped]}),
         ):
-            got = await sqs(api, action, strong, QueueUrl=mail, **fields)
+            got = await api.sqs(action, strong, QueueUrl=mail, **fields)
             assert kind_of(got) == (403, "AccessDeniedException"), action
-        got = await sqs(api, "DeleteMessageBatch", owner, QueueUrl=mail, Entries=[dropped])
+        got = await api.sqs("DeleteMessageBatch", owner, QueueUrl=mail, Entries=[dropped])
         assert kind_of(got) == (403, "AccessDeniedException")
 
     play(story, access=closed)
@@ -434,17 +382,17 @@ def test_a_policy_gives_no_more_than_a_key_of_the_other_account_has() -> None:
 
 def test_queues_of_another_account_are_reached_by_no_name() -> None:
     async def story(api: Api) -> None:
-        await sqs(api, "CreateQueue", token_of(api, "all"), QueueName="mail")
-        theirs = token_of(api, "all", account="other")
+        await api.sqs("CreateQueue", api.token("all"), QueueName="mail")
+        theirs = api.token("all", account="other")
         for action in ("SendMessage", "PurgeQueue", "DeleteQueue", "GetQueueAttributes"):
             fields = {"MessageBody": "x"} if action == "SendMessage" else {}
-            got = await sqs(api, action, theirs, QueueUrl=url_of("mail"), **fields)
+            got = await api.sqs(action, theirs, QueueUrl=url_of("mail"), **fields)
             assert kind_of(got) == (403, "AccessDeniedException")
-        got = await sqs(
-            api, "GetQueueUrl", theirs, QueueName="mail", QueueOwnerAWSAccountId="0" * 12
+        got = await api.sqs(
+            "GetQueueUrl", theirs, QueueName="mail", QueueOwnerAWSAccountId="0" * 12
         )
         assert got.status == 403
-        assert (await sqs(api, "ListQueues", theirs)).json == {}
+        assert (await api.sqs("ListQueues", theirs)).json == {}
         for path in ("/jobs/x", "/keys/x", "/messages/x", "/schedules", "/statistics", "/dead"):
             assert (await api.ask("GET", MAIL + path, headers=bearer(theirs))).status == 403
         job = {"task": "add"}
@@ -456,13 +404,13 @@ def test_queues_of_another_account_are_reached_by_no_name() -> None:
 
 def test_a_caller_without_rights_does_not_learn_whether_a_queue_exists() -> None:
     async def story(api: Api) -> None:
-        await sqs(api, "CreateQueue", token_of(api, "all"), QueueName="mail")
+        await api.sqs("CreateQueue", api.token("all"), QueueName="mail")
         policy = json.dumps({"deadLetterTargetArn": arn("mail"), "maxReceiveCount": 1})
         owner = "0" * 12
         for token in (
-            token_of(api, "all", account="other"),
-            token_of(api, "all", "mine"),
-            token_of(api, "s"),
+            api.token("all", account="other"),
+            api.token("all", "mine"),
+            api.token("s"),
         ):
             for action, fields in (
                 ("GetQueueUrl", {"QueueName": "mail", "QueueOwnerAWSAccountId": owner}),
@@ -473,21 +421,21 @@ def test_a_caller_without_rights_does_not_learn_whether_a_queue_exists() -> None
                 ("StartMessageMoveTask", {"SourceArn": arn("mail")}),
                 ("CreateQueue", {"QueueName": "mine", "Attributes": {"RedrivePolicy": policy}}),
             ):
-                found = await sqs(api, action, token, **fields)
+                found = await api.sqs(action, token, **fields)
                 text = json.dumps(fields).replace("mail", "away")
-                missing = await sqs(api, action, token, **json.loads(text))
+                missing = await api.sqs(action, token, **json.loads(text))
                 assert missing.status == found.status, action
                 assert missing.body == found.body.replace(b"mail", b"away")
                 for own in ("x-amzn-requestid", "x-request-id"):
                     del missing.headers[own], found.headers[own]
                 assert missing.headers == found.headers
-        mine = token_of(api, "all")
+        mine = api.token("all")
         for action, fields in (
             ("GetQueueUrl", {"QueueName": "away"}),
             ("GetQueueAttributes", {"QueueUrl": url_of("away")}),
         ):
-            assert kind_of(await sqs(api, action, mine, **fields)) == (400, "QueueDoesNotExist")
-        got = await sqs(api, "StartMessageMoveTask", mine, SourceArn=arn("away"))
+            assert kind_of(await api.sqs(action, mine, **fields)) == (400, "QueueDoesNotExist")
+        got = await api.sqs("StartMessageMoveTask", mine, SourceArn=arn("away"))
         assert kind_of(got) == (404, "ResourceNotFoundException")
 
     play(story, access=closed)
@@ -495,10 +443,10 @@ def test_a_caller_without_rights_does_not_learn_whether_a_queue_exists() -> None
 
 def test_a_key_gets_no_more_by_rotation_revocation_or_a_url() -> None:
     async def story(api: Api) -> None:
-        home = home_of(api)
+        home = api.accounts
         admin = home.add_key(home.account("shop"), levels="all")
         keys = "/v1/accounts/shop/keys"
-        weak = bearer(token_of(api, "mr", "mail*"))
+        weak = bearer(api.token("mr", "mail*"))
         path = f"{keys}/{admin.key.id}"
         assert (await api.ask("POST", f"{path}/rotate", {}, weak)).status == 403
         assert (await api.ask("DELETE", path, headers=weak)).status == 403
@@ -525,8 +473,8 @@ def test_a_key_with_an_end_or_quotas_makes_none_without() -> None:
     async def story(api: Api) -> None:
         now_ms = api.db._home.clock.now_ms()
         bounds = {"end_ms": now_ms + 3_600_000, "rate": 1_000, "depth": 50}
-        key = bearer(token_of(api, "mr", **bounds))
-        free = home_of(api).add_key(home_of(api).account("shop"), levels="r").key
+        key = bearer(api.token("mr", **bounds))
+        free = api.accounts.add_key(api.accounts.account("shop"), levels="r").key
         keys = "/v1/accounts/shop/keys"
         bounded = {"levels": "r", "life": "30m", "rate": 1_000, "depth": 50}
         wider = [{"life": "2h"}, {"rate": 0}, {"rate": 1_001}, {"depth": 0}, {"depth": 51}]
@@ -549,7 +497,7 @@ def test_an_idempotency_key_is_its_caller_s_own() -> None:
     async def story(api: Api) -> None:
         api.db.queue("mail")
         ids = set()
-        for token in (token_of(api, "p"), token_of(api, "p")):
+        for token in (api.token("p"), api.token("p")):
             named = bearer(token) | {"idempotency-key": "order 7"}
             for _ in range(2):
                 made = await api.done("POST", f"{MAIL}/messages", {"body": token}, named)
@@ -569,17 +517,15 @@ def test_no_call_fills_a_queue_beyond_the_depth_of_its_key() -> None:
             mail.put(body)
             mail.bury(*mail.receive())
         mail.put("f")
-        token = token_of(api, "all", depth=2)
+        token = api.token("all", depth=2)
         policy = json.dumps({"deadLetterTargetArn": arn("lost"), "maxReceiveCount": 1})
         for name, given in (("lost", {}), ("full", {"RedrivePolicy": policy})):
-            await sqs(api, "CreateQueue", token, QueueName=name)
+            await api.sqs("CreateQueue", token, QueueName=name)
             fields = {"QueueUrl": name, "Attributes": given}
-            assert (
-                not given or (await sqs(api, "SetQueueAttributes", token, **fields)).status == 200
-            )
+            assert not given or (await api.sqs("SetQueueAttributes", token, **fields)).status == 200
         api.db.queue("lost").put("g")
         for more in ({}, {"DestinationArn": arn("full")}):
-            got = await sqs(api, "StartMessageMoveTask", token, SourceArn=arn("lost"), **more)
+            got = await api.sqs("StartMessageMoveTask", token, SourceArn=arn("lost"), **more)
             assert kind_of(got)[1] == "RequestThrottled"
         [other] = mail.peek()
         for path, body in (
@@ -620,8 +566,8 @@ def test_json_that_is_nested_deep_is_refused(opening: str) -> None:
         attributes = {"Policy": text, "RedrivePolicy": text, "RedriveAllowPolicy": text}
         for name, value in attributes.items():
             fields = {"QueueUrl": "mail", "Attributes": {name: value}}
-            assert (await sqs(api, "SetQueueAttributes", **fields)).status == 400
-        assert (await sqs(api, "CancelMessageMoveTask", TaskHandle=handle)).status == 400
+            assert (await api.sqs("SetQueueAttributes", **fields)).status == 400
+        assert (await api.sqs("CancelMessageMoveTask", TaskHandle=handle)).status == 400
         for action in ("SendMessage", "ReceiveMessage", "Unknown"):
             got = await api.ask("POST", "/", text.encode(), target(action))
             assert got.status == 400
@@ -697,35 +643,6 @@ def test_a_damaged_request_has_a_clear_answer(
     play(story)
 
 
-def test_names_of_queues_at_their_bounds() -> None:
-    async def story(api: Api) -> None:
-        for name, status in (
-            ("a" * 80, 200),
-            ("a" * 81, 400),
-            ("", 400),
-            ("a" * 75 + ".fifo", 200),
-            ("a" * 76 + ".fifo", 400),
-            (".fifo", 400),
-            ("a.b", 400),
-            ("a/b", 400),
-            ("mail.dead", 400),
-        ):
-            fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
-            got = await sqs(api, "CreateQueue", QueueName=name, Attributes=fifo)
-            assert got.status == status, name
-            if status == 200:
-                fields = {"MessageGroupId": "g", "MessageDeduplicationId": "d"} if fifo else {}
-                got = await sqs(api, "SendMessage", QueueUrl=name, MessageBody="x", **fields)
-                assert got.status == 200
-        for wrong in ("mail.dead", "x" * DEEP, "a\0b"):
-            got = await sqs(api, "StartMessageMoveTask", SourceArn=arn(wrong))
-            assert got.status in {400, 404}
-            got = await sqs(api, "GetQueueUrl", QueueName="mail", QueueOwnerAWSAccountId=wrong)
-            assert got.status == 400
-
-    play(story)
-
-
 def test_batches_and_receipts_that_are_none() -> None:
     async def story(api: Api) -> None:
         mail, post = api.db.queue("mail"), api.db.queue("post")
@@ -735,17 +652,17 @@ def test_batches_and_receipts_that_are_none() -> None:
         [theirs] = post.receive()
         for count, kind in ((0, "EmptyBatchRequest"), (11, "TooManyEntriesInBatchRequest")):
             entries = [{"Id": str(one), "MessageBody": "x"} for one in range(count)]
-            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+            got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
             assert kind_of(got) == (400, kind)
         entries = [{"Id": "a", "MessageBody": "x"}] * 2
-        got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
+        got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
         assert kind_of(got) == (400, "BatchEntryIdsNotDistinct")
         for receipt in (theirs.receipt, "x", "A" * DEEP, ours.receipt[:-1], "\u0000", "é"):
             for action, more in (
                 ("DeleteMessage", {}),
                 ("ChangeMessageVisibility", {"VisibilityTimeout": 1}),
             ):
-                got = await sqs(api, action, QueueUrl="mail", ReceiptHandle=receipt, **more)
+                got = await api.sqs(action, QueueUrl="mail", ReceiptHandle=receipt, **more)
                 assert kind_of(got) == (400, "ReceiptHandleIsInvalid")
             for verb, more in (
                 ("ack", {}),
@@ -765,14 +682,14 @@ def test_batches_and_receipts_that_are_none() -> None:
 def test_dead_messages_go_round_in_no_circle() -> None:
     async def story(api: Api) -> None:
         for name in ("one", "two"):
-            await sqs(api, "CreateQueue", QueueName=name)
+            await api.sqs("CreateQueue", QueueName=name)
         for name, to, status in (("one", "one", 400), ("one", "two", 200), ("two", "one", 400)):
             policy = json.dumps({"deadLetterTargetArn": arn(to), "maxReceiveCount": 1})
             fields = {"QueueUrl": name, "Attributes": {"RedrivePolicy": policy}}
-            assert (await sqs(api, "SetQueueAttributes", **fields)).status == status
+            assert (await api.sqs("SetQueueAttributes", **fields)).status == status
         assert (await api.ask("PATCH", "/v1/queues/two", {"dead": "one"})).status == 400
         fields = {"SourceArn": arn("two"), "DestinationArn": arn("two")}
-        assert (await sqs(api, "StartMessageMoveTask", **fields)).status == 400
+        assert (await api.sqs("StartMessageMoveTask", **fields)).status == 400
 
     play(story)
 
@@ -858,7 +775,7 @@ def test_a_command_whose_caller_leaves_is_carried_out_and_recorded(
     async def story(api: Api) -> None:
         mail = api.db.queue("mail")
         mail.put("a")
-        await sqs(api, "GetQueueAttributes", QueueUrl="mail")
+        await api.sqs("GetQueueAttributes", QueueUrl="mail")
         writer = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
         with closing(writer):
             # Nobody else writes until this has ended.
@@ -899,122 +816,108 @@ def test_a_queue_whose_maker_leaves_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_purge_that_fails_may_be_repeated_at_once() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            await sqs(api, "CreateQueue", QueueName="mail")
-            for table in ("queues", "endpoints"):
-                await sqs(api, "SendMessage", QueueUrl="mail", MessageBody="x")
-                stage.clock.advance(1)
-                stage.faults.fail(f"write_records {table}")
-                assert (await sqs(api, "PurgeQueue", QueueUrl="mail")).status == 503
-            assert (await sqs(api, "PurgeQueue", QueueUrl="mail")).status == 200
-            assert stage.connect().queue("mail").depth().total == 0
-            got = await sqs(api, "PurgeQueue", QueueUrl="mail")
-            assert kind_of(got) == (403, "PurgeQueueInProgress")
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        await api.sqs("CreateQueue", QueueName="mail")
+        for table in ("queues", "endpoints"):
+            await api.sqs("SendMessage", QueueUrl="mail", MessageBody="x")
+            stage.clock.advance(1)
+            stage.faults.fail(f"write_records {table}")
+            assert (await api.sqs("PurgeQueue", QueueUrl="mail")).status == 503
+        assert (await api.sqs("PurgeQueue", QueueUrl="mail")).status == 200
+        assert stage.connect().queue("mail").depth().total == 0
+        got = await api.sqs("PurgeQueue", QueueUrl="mail")
+        assert kind_of(got) == (403, "PurgeQueueInProgress")
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_queue_that_another_process_has_dropped_is_a_404_and_made_anew_it_is_another() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api, other = Api(stage.connect()), stage.connect()
-            await api.done("PUT", MAIL)
-            calls = [
-                ("GET", MAIL, None),
-                ("POST", f"{MAIL}/messages", {"body": "a"}),
-                ("POST", f"{MAIL}/receive", {}),
-                ("GET", f"{MAIL}/statistics", None),
-            ]
-            for method, path, body in calls:
-                await api.done(method, path, body)
-            stage.clock.advance(1)
-            other.queue("mail").drop()
-            stage.clock.advance(6)
-            for method, path, body in calls * 2:
-                got = await api.ask(method, path, body)
-                assert got.status == 404, path
-            other.queue("mail")
-            for method, path, body in calls:
-                await api.done(method, path, body)
-            assert other.queue("mail").depth().total == 1
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        other = stage.connect()
+        await api.done("PUT", MAIL)
+        calls = [
+            ("GET", MAIL, None),
+            ("POST", f"{MAIL}/messages", {"body": "a"}),
+            ("POST", f"{MAIL}/receive", {}),
+            ("GET", f"{MAIL}/statistics", None),
+        ]
+        for method, path, body in calls:
+            await api.done(method, path, body)
+        stage.clock.advance(1)
+        other.queue("mail").drop()
+        stage.clock.advance(6)
+        for method, path, body in calls * 2:
+            got = await api.ask(method, path, body)
+            assert got.status == 404, path
+        other.queue("mail")
+        for method, path, body in calls:
+            await api.done(method, path, body)
+        assert other.queue("mail").depth().total == 1
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_store_that_stops_in_a_batch_is_a_503_and_nothing_is_lost() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            entries = [{"Id": str(one), "MessageBody": "x"} for one in range(10)]
-            await sqs(api, "CreateQueue", QueueName="mail")
-            stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
-            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
-            assert kind_of(got) == (503, "ServiceUnavailable")
-            assert got.headers["retry-after"] == "1"
-            got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 3)
-            assert (got.status, got.headers["retry-after"]) == (503, "1")
-            stage.faults.heal()
-            assert stage.connect().queue("mail").depth().total == 0
-            got = await sqs(api, "SendMessageBatch", QueueUrl="mail", Entries=entries)
-            assert len(got.json["Successful"]) == 10
-            assert stage.connect().queue("mail").depth().total == 10
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        entries = [{"Id": str(one), "MessageBody": "x"} for one in range(10)]
+        await api.sqs("CreateQueue", QueueName="mail")
+        stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
+        got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
+        assert kind_of(got) == (503, "ServiceUnavailable")
+        assert got.headers["retry-after"] == "1"
+        got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 3)
+        assert (got.status, got.headers["retry-after"]) == (503, "1")
+        stage.faults.heal()
+        assert stage.connect().queue("mail").depth().total == 0
+        got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
+        assert len(got.json["Successful"]) == 10
+        assert stage.connect().queue("mail").depth().total == 10
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_store_that_stops_in_a_forward_of_several_ids_does_not_hide_what_was_moved() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            ids = [f"m{one}" for one in range(4)]
-            await api.done("PUT", MAIL)
-            await api.done("PUT", "/v1/queues/other")
-            items = [{"body": "x", "id": one, "delay": "1h"} for one in ids]
-            await api.done("POST", f"{MAIL}/messages", items)
-            asked = {"to": "other", "ids": [*ids, "m0"]}
-            stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
-            assert (await api.ask("POST", f"{MAIL}/forward", asked)).status == 503
-            stage.faults.heal()
-            stage.faults.fail("insert", nth=3, times=1_000, error=StoreUnavailable("away"))
-            made = await api.done("POST", f"{MAIL}/forward", asked)
-            assert (made["count"], [one["id"] for one in made["answers"]]) == (2, asked["ids"])
-            problems = [one.get("problem", {}).get("status") for one in made["answers"]]
-            assert problems == [None, None, 503, 503, None]
-            stage.faults.heal()
-            assert stage.connect().queue("other").depth().total == 2
-            made = await api.done("POST", f"{MAIL}/forward", {"to": "other", "ids": ids[2:]})
-            assert made["count"] == 2
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        ids = [f"m{one}" for one in range(4)]
+        await api.done("PUT", MAIL)
+        await api.done("PUT", "/v1/queues/other")
+        items = [{"body": "x", "id": one, "delay": "1h"} for one in ids]
+        await api.done("POST", f"{MAIL}/messages", items)
+        asked = {"to": "other", "ids": [*ids, "m0"]}
+        stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
+        assert (await api.ask("POST", f"{MAIL}/forward", asked)).status == 503
+        stage.faults.heal()
+        stage.faults.fail("insert", nth=3, times=1_000, error=StoreUnavailable("away"))
+        made = await api.done("POST", f"{MAIL}/forward", asked)
+        assert (made["count"], [one["id"] for one in made["answers"]]) == (2, asked["ids"])
+        problems = [one.get("problem", {}).get("status") for one in made["answers"]]
+        assert problems == [None, None, 503, 503, None]
+        stage.faults.heal()
+        assert stage.connect().queue("other").depth().total == 2
+        made = await api.done("POST", f"{MAIL}/forward", {"to": "other", "ids": ids[2:]})
+        assert made["count"] == 2
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_put_whose_outcome_is_unknown_is_repeated_by_the_server_and_is_one_message() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            await sqs(api, "CreateQueue", QueueName="mail")
-            stage.faults.fail("insert", applied=True)
-            got = await sqs(api, "SendMessage", QueueUrl="mail", MessageBody="x")
-            assert got.status == 200
-            stage.faults.fail("insert", applied=True)
-            got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 2)
-            assert got.status == 200
-            assert all("problem" not in one for one in got.json)
-            assert stage.connect().queue("mail").depth().total == 3
-            stage.faults.fail("insert", applied=True)
-            stage.faults.fail("insert", nth=2)
-            got = await api.ask("POST", f"{MAIL}/messages", {"body": "x"})
-            assert (got.status, got.json["maybe"]) == (503, True)
-            assert stage.connect().queue("mail").depth().total == 4
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        await api.sqs("CreateQueue", QueueName="mail")
+        stage.faults.fail("insert", applied=True)
+        got = await api.sqs("SendMessage", QueueUrl="mail", MessageBody="x")
+        assert got.status == 200
+        stage.faults.fail("insert", applied=True)
+        got = await api.ask("POST", f"{MAIL}/messages", [{"body": "x"}] * 2)
+        assert got.status == 200
+        assert all("problem" not in one for one in got.json)
+        assert stage.connect().queue("mail").depth().total == 3
+        stage.faults.fail("insert", applied=True)
+        stage.faults.fail("insert", nth=2)
+        got = await api.ask("POST", f"{MAIL}/messages", {"body": "x"})
+        assert (got.status, got.json["maybe"]) == (503, True)
+        assert stage.connect().queue("mail").depth().total == 4
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_bomb_of_headers_is_refused_and_no_other_caller_held_up(shell: Shell) -> None:

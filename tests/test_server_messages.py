@@ -272,18 +272,6 @@ def test_a_lasting_receipt_extends_and_ends_a_message_that_was_delivered_again()
     play(story)
 
 
-def test_a_message_that_has_expired_is_not_delivered() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", MAIL)
-        due = "2001-01-01T00:00:00Z"
-        puts = [{"body": "old", "due": due, "expires": "0s"}, {"body": "new", "expires": "1h"}]
-        await api.done("POST", MAIL + "/messages", puts)
-        got = await api.done("POST", MAIL + "/receive", {"max": 2, "wait": "60s"})
-        assert [one["body"] for one in got["messages"]] == ["new"]
-
-    play(story)
-
-
 def test_dead_messages_are_removed_one_by_one_or_all() -> None:
     async def story(api: Api) -> None:
         await api.done("PUT", MAIL)

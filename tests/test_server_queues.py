@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from callers import Api, play
+from callers import Api, play, staged
 
 from shardq import App
 from shardq.model import settings
@@ -41,18 +41,16 @@ def test_a_queue_is_made_brought_to_its_settings_and_dropped() -> None:
 
 
 def test_settings_of_a_queue_that_several_make_at_once_are_not_lost() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api, other = Api(stage.connect()), stage.connect()
-            # Between the look whether there is one and the making.
-            act = partial(other.queue, "mail", attempts=7)
-            stage.faults.call("write_records queues", act, after=False)
-            got = await api.ask("PUT", MAIL, {"attempts": 3})
-            assert (got.status, got.json["settings"]["attempts"]) == (200, 3)
-            assert (await api.done("GET", MAIL))["settings"]["attempts"] == 3
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        other = stage.connect()
+        # Between the look whether there is one and the making.
+        act = partial(other.queue, "mail", attempts=7)
+        stage.faults.call("write_records queues", act, after=False)
+        got = await api.ask("PUT", MAIL, {"attempts": 3})
+        assert (got.status, got.json["settings"]["attempts"]) == (200, 3)
+        assert (await api.done("GET", MAIL))["settings"]["attempts"] == 3
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_queues_are_listed_by_prefix_a_page_at_a_time() -> None:
@@ -143,19 +141,6 @@ def test_a_schedule_is_made_changed_previewed_paused_run_and_removed() -> None:
         assert [one["name"] for one in page["schedules"]] == ["every night"]
         await api.done("DELETE", path)
         assert (await api.ask("GET", path)).status == 404
-
-    play(story)
-
-
-def test_a_queue_with_schedules_stands_alone_and_any_name_beside_it_is_free() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", MAIL)
-        await api.done("PUT", MAIL + "/schedules/s", {"every": "1h", "body": "a"})
-        assert await api.done("GET", "/v1/queues") == {"queues": ["mail"]}
-        await api.done("PUT", MAIL + ".schedules")
-        await api.done("POST", MAIL + ".schedules/messages", {"body": "b"})
-        await api.done("POST", MAIL + ".schedules/purge")
-        assert (await api.done("POST", MAIL + "/schedules/s/pause"))["state"] == "paused"
 
     play(story)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from callers import Api, Got, play
+from callers import Api, Got, bearer, closed, play
 
 import shardq
 from shardq.model.grants import Level
@@ -35,27 +35,6 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_master_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-
-
-def closed(db: shardq.Connection) -> Access:
-    """The access of a server whose store has an account."""
-    Accounts(db._home.store, db._home.clock).create("shop")
-    return Access(db)
-
-
-def bearer(
-    api: Api, levels: str, *queues: str, account: str = "shop", **more: Any
-) -> dict[str, str]:
-    """The header of a key that is made."""
-    home = Accounts(api.db._home.store, api.db._home.clock)
-    made = home.add_key(home.account(account), levels=levels, queues=queues or ("*",), **more)
-    return {"authorization": f"Bearer {made.token}"}
-
-
 def test_a_call_without_a_key_is_a_401_that_says_how() -> None:
     async def story(api: Api) -> None:
         for headers in ({}, {"authorization": "Bearer sq_X_y"}, {"authorization": "Basic x"}):
@@ -72,7 +51,7 @@ def test_a_call_without_a_key_is_a_401_that_says_how() -> None:
 def test_a_key_may_do_what_its_levels_say_and_nothing_else(level: Level) -> None:
     async def story(api: Api) -> None:
         api.db.queue("mail", history="1d")
-        key = bearer(api, level.value)
+        key = bearer(api.token(level.value))
         for route in ROUTES:
             if route.level is None or route.name == "stream_messages":
                 continue
@@ -98,17 +77,15 @@ def test_a_key_may_use_its_queues_alone_and_sees_no_others() -> None:
     async def story(api: Api) -> None:
         for name in ("mail", "mail.in", "post", "sqs.000000000001.eu-west-1.mail"):
             api.db.queue(name)
-        home = Accounts(api.db._home.store, api.db._home.clock)
-        home.create("other", "000000000001")
-        key = bearer(api, "all", "mail*")
+        key = bearer(api.token("all", "mail*"))
         assert await api.done("GET", "/v1/queues", headers=key) == {"queues": ["mail", "mail.in"]}
         assert (await api.ask("GET", "/v1/queues/post", headers=key)).status == 403
-        key = bearer(api, "all")
+        key = bearer(api.token("all"))
         listed = (await api.done("GET", "/v1/queues", headers=key))["queues"]
         assert listed == ["mail", "mail.in", "post"]
         of_other = "/v1/queues/sqs.000000000001.eu-west-1.mail"
         assert (await api.ask("GET", of_other, headers=key)).status == 403
-        other = bearer(api, "all", account="other")
+        other = bearer(api.token("all", account="other"))
         assert (await api.ask("GET", of_other, headers=other)).status == 200
         assert (await api.ask("GET", "/v1/queues/post", headers=other)).status == 403
         assert (await api.ask("GET", "/v1/accounts/shop/keys", headers=other)).status == 403
@@ -120,7 +97,7 @@ def test_a_key_may_use_its_queues_alone_and_sees_no_others() -> None:
 
 def test_a_key_is_made_rotated_and_revoked_and_its_secret_is_shown_once() -> None:
     async def story(api: Api) -> None:
-        admin = bearer(api, "all")
+        admin = bearer(api.token("all"))
         keys = "/v1/accounts/shop/keys"
         asked = {"levels": "put,read", "queues": ["mail"], "label": "web", "life": "1d"}
         got = await api.ask("POST", keys, asked, admin)
@@ -137,7 +114,7 @@ def test_a_key_is_made_rotated_and_revoked_and_its_secret_is_shown_once() -> Non
         assert again["token"] != token
         revoked = await api.done("DELETE", f"{keys}/{key['id']}", headers=admin)
         assert revoked["state"] == "revoked"
-        weak = bearer(api, "m")
+        weak = bearer(api.token("m"))
         got = await api.ask("POST", keys, {"levels": "r"}, weak)
         assert (got.status, "more than it has" in got.json["detail"]) == (403, True)
         done = (await api.done("GET", "/v1/actions", headers=admin))["actions"]
@@ -157,7 +134,7 @@ def test_a_key_is_made_rotated_and_revoked_and_its_secret_is_shown_once() -> Non
 
 def test_a_signed_url_needs_no_key_and_allows_what_it_says() -> None:
     async def story(api: Api) -> None:
-        admin = bearer(api, "all")
+        admin = bearer(api.token("all"))
         await api.done("PUT", MAIL, headers=admin)
         asked = {"queue": "mail", "levels": "put", "life": "1h"}
         url = await api.done("POST", "/v1/sign", asked, admin)
@@ -168,7 +145,9 @@ def test_a_signed_url_needs_no_key_and_allows_what_it_says() -> None:
         changed = put.replace("sq-levels=p", "sq-levels=r")
         assert (await api.ask("GET", changed)).status == 401
         for more in ({"levels": "d"}, {"queue": "*"}):
-            got = await api.ask("POST", "/v1/sign", {**asked, **more}, bearer(api, "mp", "mail"))
+            got = await api.ask(
+                "POST", "/v1/sign", {**asked, **more}, bearer(api.token("mp", "mail"))
+            )
             assert (got.status, "more than it has" in got.json["detail"]) == (403, True)
 
     play(story, access=closed)
@@ -176,11 +155,11 @@ def test_a_signed_url_needs_no_key_and_allows_what_it_says() -> None:
 
 def test_a_key_that_may_make_queues_may_not_change_them() -> None:
     async def story(api: Api) -> None:
-        key = bearer(api, "c")
+        key = bearer(api.token("c"))
         for _ in range(2):
             await api.done("PUT", MAIL, {}, key)
         assert (await api.ask("PUT", MAIL, {"attempts": 3}, key)).status == 403
-        await api.done("PUT", MAIL, {"attempts": 3}, bearer(api, "cm"))
+        await api.done("PUT", MAIL, {"attempts": 3}, bearer(api.token("cm")))
 
     play(story, access=closed)
 
@@ -199,13 +178,13 @@ def test_the_admin_part_is_answered_on_its_own_port_alone() -> None:
 
 def test_a_key_over_its_quota_is_a_429_that_says_when_to_ask_again() -> None:
     async def story(api: Api) -> None:
-        await api.done("PUT", MAIL, headers=bearer(api, "all"))
-        key = bearer(api, "all", rate=1)
+        await api.done("PUT", MAIL, headers=bearer(api.token("all")))
+        key = bearer(api.token("all", rate=1))
         found: list[Got] = []
         while not found or found[-1].status != 429:
             found.append(await api.ask("GET", MAIL, headers=key))
         assert int(found[-1].headers["retry-after"]) >= 1
-        full = bearer(api, "all", depth=2)
+        full = bearer(api.token("all", depth=2))
         got = await api.ask("POST", MAIL + "/messages", [{"body": "a"}] * 3, full)
         assert got.status == 429
 

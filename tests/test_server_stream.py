@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from callers import Api, Events, play
+from callers import Api, Events, play, staged
 
 import shardq
 from shardq.clock import pause
@@ -160,24 +160,21 @@ def test_a_stream_of_a_queue_that_is_dropped_ends() -> None:
 
 
 def test_a_stream_ends_when_its_store_fails_and_is_no_fault_of_the_server() -> None:
-    async def run() -> None:
-        with Stage() as stage:
-            api = Api(stage.connect())
-            await api.done("PUT", MAIL)
-            events = streamed(api, "?window=1")
-            await put(api, "0")
-            assert (await events.message())["body"] == "0"
-            # Keys are reread every 3 s.
-            for verb in ("notes accounts", "notes access"):
-                stage.faults.fail(verb, times=1_000, error=StoreUnavailable("away"))
-            stage.clock.advance(60)
-            while await events.next():
-                pass
-            await events.exchange.ended()
-            stage.faults.heal()
-            await api.app.site.close()
+    async def story(stage: Stage, api: Api) -> None:
+        await api.done("PUT", MAIL)
+        events = streamed(api, "?window=1")
+        await put(api, "0")
+        assert (await events.message())["body"] == "0"
+        # Keys are reread every 3 s.
+        for verb in ("notes accounts", "notes access"):
+            stage.faults.fail(verb, times=1_000, error=StoreUnavailable("away"))
+        stage.clock.advance(60)
+        while await events.next():
+            pass
+        await events.exchange.ended()
+        stage.faults.heal()
 
-    asyncio.run(run())
+    staged(story)
 
 
 def test_a_stream_above_what_a_key_may_have_is_a_429() -> None:

@@ -105,49 +105,6 @@ def test_another_account_may_do_what_the_queue_s_policy_says(place: Place) -> No
     assert "Messages" not in theirs.receive_message(QueueUrl=own)
 
 
-def test_a_denial_holds_for_the_queue_s_own_account(place: Place) -> None:
-    client = place.client()
-    url = client.create_queue(QueueName="mail")["QueueUrl"]
-    text = policy_text(Effect="Deny", Action="sqs:ReceiveMessage", Resource="*")
-    client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
-    client.send_message(QueueUrl=url, MessageBody="x")
-    assert refused(client.receive_message, QueueUrl=url) == "AccessDenied"
-
-
-def test_a_policy_about_a_user_of_another_account_is_refused(place: Place) -> None:
-    client, theirs = place.client(), place.client("guest")
-    url = client.create_queue(QueueName="mail")["QueueUrl"]
-    guest = place.accounts.create("guest").id
-
-    def allow(principal: str) -> None:
-        text = policy_text(Principal={"AWS": f"arn:aws:iam::{guest}:{principal}"})
-        client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
-
-    for principal in ("user/bob", "role/worker"):
-        with pytest.raises(ClientError, match=f"{principal} is no account") as error:
-            allow(principal)
-        assert error.value.response["Error"]["Code"] == "InvalidAttributeValue"
-    assert refused(theirs.send_message, QueueUrl=url, MessageBody="x") == "AccessDenied"
-    allow("root")
-    theirs.send_message(QueueUrl=url, MessageBody="x")
-
-
-def test_a_caller_without_a_source_fits_no_source_of_a_policy(place: Place) -> None:
-    client, theirs = place.client(), place.client("guest")
-    url = client.create_queue(QueueName="mail")["QueueUrl"]
-
-    def allow(operator: str) -> None:
-        text = policy_text(Condition={operator: {"aws:SourceArn": "*"}})
-        client.set_queue_attributes(QueueUrl=url, Attributes={"Policy": text})
-
-    for operator in ("ArnEquals", "ArnLike", "StringEquals", "StringLike"):
-        allow(operator)
-        assert refused(theirs.send_message, QueueUrl=url, MessageBody="x") == "AccessDenied"
-    for operator in ("ArnNotEquals", "ArnNotLike"):
-        allow(operator)
-        theirs.send_message(QueueUrl=url, MessageBody="x")
-
-
 def test_a_policy_takes_no_more_permissions_than_it_can_have(place: Place) -> None:
     client, theirs = place.client(), place.client("guest")
     url = client.create_queue(QueueName="mail")["QueueUrl"]

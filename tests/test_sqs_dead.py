@@ -157,15 +157,6 @@ def test_a_redrive_policy_that_cannot_be_used_is_refused(
     assert reason in refused
 
 
-def test_documents_about_dead_letters_have_a_bound(sqs: Place) -> None:
-    url, dead = pair(sqs)
-    padded = json.dumps({**json.loads(redrive("dead")), "x": "x" * 10_000})
-    sources = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": ["x" * 10_000]})
-    for at, name, text in [(url, "RedrivePolicy", padded), (dead, "RedriveAllowPolicy", sources)]:
-        code, _ = sqs.refused("set_queue_attributes", QueueUrl=at, Attributes={name: text})
-        assert code == "InvalidAttributeValue"
-
-
 def test_a_dead_letter_queue_chooses_its_sources(sqs: Place) -> None:
     allow = {"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}mail"]}
     sqs.make("dead", RedriveAllowPolicy=json.dumps(allow))

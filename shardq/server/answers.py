@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shardq.errors import ShardqError, StoreError, UnknownQueue
+from shardq.errors import ShardqError, StoreCorrupt, StoreError, UnknownQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -212,7 +212,11 @@ def _found(kept: dict[str, _KeptAnswer]) -> QueueAnswers[Any]:
             found.failed[name] = error
         elif not isinstance(error, UnknownQueue):
             raise error
-    errors = list(found.failed.values())
-    if errors and not found.values and all(isinstance(one, StoreError) for one in errors):
+    errors = [
+        one
+        for one in found.failed.values()
+        if isinstance(one, StoreError) and not isinstance(one, StoreCorrupt)
+    ]
+    if errors and not found.values and len(errors) == len(found.failed):
         raise errors[0]
     return found
