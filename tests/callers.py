@@ -74,10 +74,21 @@ class Exchange:
         async with asyncio.timeout(TIMEOUT_S):
             return await self._sent.get()
 
+    def depart(self) -> None:
+        """Let the client go away."""
+        # A server says so as often as it is asked.
+        for _ in range(10):
+            self._asked.put_nowait({"type": "http.disconnect"})
+
     async def leave(self) -> None:
         """Leave before the end of the answer."""
-        self._asked.put_nowait({"type": "http.disconnect"})
+        self.depart()
         await self.ended()
+
+    @property
+    def is_answered(self) -> bool:
+        """True if a part of an answer is not taken by `next`."""
+        return not self._sent.empty()
 
     async def ended(self) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -114,6 +125,7 @@ class Api:
         headers: dict[str, str] | None = None,
         *,
         has_more: bool = False,
+        **scope: Any,
     ) -> Exchange:
         """Begin a request.
 
@@ -123,6 +135,7 @@ class Api:
             body: Bytes, or a value that is sent as JSON.
             headers: More headers.
             has_more: True if a part of the body follows.
+            scope: More of the scope.
         """
         content = body if isinstance(body, bytes) else b""
         sent = {"host": "localhost", **(headers or {})}
@@ -130,7 +143,7 @@ class Api:
             content = json.dumps(body).encode()
             sent.setdefault("content-type", "application/json")
         where, _, query = (self._root + path).partition("?")
-        scope = {
+        made = {
             "type": "http",
             "method": method,
             "path": unquote(where),
@@ -141,14 +154,20 @@ class Api:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", self._port),
             "scheme": "http",
+            **scope,
         }
-        return Exchange(self.app, scope, content, has_more=has_more)
+        return Exchange(self.app, made, content, has_more=has_more)
 
     async def ask(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        **scope: Any,
     ) -> Got:
         """Make a request; returns its whole answer."""
-        exchange = self.begin(method, path, body, headers)
+        exchange = self.begin(method, path, body, headers, **scope)
         start = await exchange.next()
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}
         parts = b""
@@ -171,6 +190,10 @@ class Api:
         """Ask for an action of SQS by JSON, with a key if one is given."""
         headers = target(action) | (bearer(token) if token else {})
         return await self.ask("POST", "/", json.dumps(fields).encode(), headers)
+
+    def begin_sqs(self, action: str, **fields: Any) -> Exchange:
+        """Begin to ask for an action of SQS by JSON."""
+        return self.begin("POST", "/", json.dumps(fields).encode(), target(action))
 
     async def sqs_done(self, action: str, **fields: Any) -> Any:
         """Ask for an action that is not refused; returns its JSON."""

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlencode
 
 import pytest
 from callers import Api
 from forked import DEVNULL, Process
+from paged import Browser
 
 import shardq
 from shardq.clock import SystemClock, pause
@@ -79,47 +77,6 @@ MISSED_MS = 3_000
 """A process stores its totals each 2 s: this old, they are stored, however busy the machine is."""
 
 
-class Cells(HTMLParser):
-    """The texts of a page's cells.
-
-    Attributes:
-        rows: Of all tables, a row after the other.
-        figures: The name of a figure -> its values: `Put` is a rate, then a total.
-    """
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.figures: dict[str, list[str]] = {}
-        self._open = ""
-        self._name = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, _: object) -> None:
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in {"th", "td"}:
-            self.rows[-1].append("")
-        if tag in {"th", "td", "dt", "dd"}:
-            self._open = tag
-        if tag == "dt":
-            self._name = ""
-        elif tag == "dd":
-            self.figures.setdefault(self._name, []).append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == self._open:
-            self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open in {"th", "td"}:
-            self.rows[-1][-1] += data
-        elif self._open == "dt":
-            self._name += data
-        elif self._open == "dd":
-            self.figures[self._name][-1] += data
-
-
 class Shown(NamedTuple):
     """Numbers of a queue: off its pages, or the true ones.
 
@@ -142,6 +99,7 @@ class Play:
     """A play on a file, watched through its pages."""
 
     def __init__(self, api: Api, url: str, directory: Path, count: int) -> None:
+        self.browser = Browser(api)
         self.api = api
         self.queues = [api.db.queue(name) for name in ("mail", "post")]
         self._url = url
@@ -164,33 +122,27 @@ class Play:
         """How many messages the first worker holds."""
         return len(list(self._directory.glob("held-*")))
 
-    async def see(self, path: str) -> str:
-        got = await self.api.ask("GET", f"/pages{path}")
-        assert got.status == 200
-        return got.body.decode()
-
     async def press(self, act: str, queue: Queue) -> None:
         """Press a button of the front page."""
-        for form in (await self.see("/")).split("<form ")[1:]:
-            fields = dict(re.findall(r'name="([\w.]+)" value="([^"]*)"', form))
-            if (fields.get("act"), fields.get("queue")) == (act, queue.name):
-                body, kind = urlencode(fields).encode(), "application/x-www-form-urlencoded"
-                got = await self.api.ask("POST", "/pages/act", body, {"content-type": kind})
-                assert got.status == 303
-                return
-        raise AssertionError(f"no button {act} of {queue.name}")
+        page = await self.browser.page("/")
+        await self.browser.press(page.form(act, queue=queue.name))
 
     async def shown(self, queue: Queue) -> Shown:
         """The numbers on the pages."""
-        front, own = Cells(await self.see("/")), Cells(await self.see(f"/queues/{queue.name}"))
-        [names, *rows] = front.rows
-        [row] = [one for one in rows if one[0].split()[0] == queue.name]
-        listed = dict(zip([name.strip() for name in names], row, strict=True))
+        front = await self.browser.page("/")
+        own = await self.browser.page(f"/queues/{queue.name}")
+        names = [one.text for one in front.all("thead")[0].all("th")]
+        [row] = [one for one in front.table() if one[0].split()[0] == queue.name]
+        listed = dict(zip(names, row, strict=True))
+        # `Put` is a rate first, then a total.
+        figures: dict[str, list[str]] = {}
+        for name, value in zip(own.all("dt"), own.all("dd"), strict=True):
+            figures.setdefault(name.text, []).append(value.text)
         return Shown(
             tuple(number(listed[name]) for name in DEPTH),
-            tuple(number(own.figures[name][0]) for name in DEPTH),
-            {name: number(own.figures[name.capitalize()][-1]) for name in TOTALS}
-            | {"mended": number(own.figures.get("Mended", ["0"])[-1])},
+            tuple(number(figures[name][0]) for name in DEPTH),
+            {name: number(figures[name.capitalize()][-1]) for name in TOTALS}
+            | {"mended": number(figures.get("Mended", ["0"])[-1])},
         )
 
     def true(self, queue: Queue) -> Shown:
@@ -302,7 +254,9 @@ async def paused(play: Play) -> None:
 
     await play.until("nothing runs", is_still)
     shown = await play.agree("paused")
-    assert (await play.see("/")).count('<span class="state">paused</span>') == len(play.queues)
+    assert (await play.browser.see("/")).count('<span class="state">paused</span>') == len(
+        play.queues
+    )
     for queue in play.queues:
         books = await asyncio.to_thread(lambda queue=queue: queue.audit().total)
         assert books.is_even

@@ -10,7 +10,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asked import Asked, ask
+from callers import Api, play, target
 from served import head, serving
 from shell import Shell, shell
 
@@ -28,22 +28,15 @@ if TYPE_CHECKING:
     from shardq.server.app import Application
 
 
-def headers_of(action: str) -> dict[str, str]:
-    return {
-        "content-type": "application/x-amz-json-1.0",
-        "x-amz-target": f"AmazonSQS.{action}",
-    }
-
-
 def poll(client: Client, queue: str = "mail") -> None:
     """Ask for a message, and do not wait for the answer."""
     body = json.dumps({"QueueUrl": queue, "WaitTimeSeconds": 20}).encode()
     length = {"content-length": str(len(body))}
-    client.send(head("POST", "/", headers_of("ReceiveMessage") | length) + body)
+    client.send(head("POST", "/", target("ReceiveMessage") | length) + body)
 
 
 def call(client: Client, action: str, **fields: Any) -> dict[str, Any]:
-    got = client.ask("POST", "/", json.dumps(fields).encode(), **headers_of(action))
+    got = client.ask("POST", "/", json.dumps(fields).encode(), **target(action))
     assert got.status == 200, got
     found: dict[str, Any] = json.loads(got.body or b"{}")
     return found
@@ -95,7 +88,7 @@ def test_a_body_behind_an_offer_of_http_2_arrives(shell: Shell) -> None:
     with serving(shell) as server, server.connected() as client:
         body = b'{"QueueName": "mail"}'
         for _ in range(2):
-            got = client.ask("POST", "/", body, **headers_of("CreateQueue"), **offer)
+            got = client.ask("POST", "/", body, **target("CreateQueue"), **offer)
             assert got.json["QueueUrl"] == "http://localhost/000000000000/mail"
 
 
@@ -156,82 +149,58 @@ def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
 # Without a server ---------------------------------------------------------------------------------
 
 
-def served(test: Callable[[Application], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        with shardq.connect("sqlite://") as db:
-            app = application(db, options=SiteOptions(**options))
-            await done(app, "CreateQueue", QueueName="mail")
-            await test(app)
-            await app.site.close()
-
-    asyncio.run(run())
-
-
-def asked(app: Application, action: str, **fields: Any) -> Asked:
-    return Asked(app, "POST", "/", json.dumps(fields).encode(), headers=headers_of(action))
-
-
-async def done(app: Application, action: str, **fields: Any) -> dict[str, Any]:
-    made = asked(app, action, **fields)
-    await made.end()
-    assert made.status == 200, made.body
-    found: dict[str, Any] = json.loads(made.body or b"{}")
-    return found
-
-
 def test_what_was_claimed_for_a_client_that_is_gone_is_released_uncounted() -> None:
-    async def test(app: Application) -> None:
-        await done(app, "SendMessage", QueueUrl="mail", MessageBody="hello")
+    async def story(api: Api) -> None:
+        await api.sqs_done("CreateQueue", QueueName="mail")
+        await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="hello")
         for _ in range(3):
-            left = asked(app, "ReceiveMessage", QueueUrl="mail")
-            left.leave()
-            await left.end()
-            assert not left.sent
+            left = api.begin_sqs("ReceiveMessage", QueueUrl="mail")
+            await left.leave()
+            assert not left.is_answered
         fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
-        [got] = (await done(app, "ReceiveMessage", **fields))["Messages"]
+        [got] = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
         assert got["Attributes"]["ApproximateReceiveCount"] == "1"
 
-    served(test)
+    play(story)
 
 
 def test_large_messages_are_written_in_a_thread_and_released_if_the_client_leaves_then() -> None:
-    async def test(app: Application) -> None:
+    async def story(api: Api) -> None:
+        await api.sqs_done("CreateQueue", QueueName="mail")
         for _ in range(2):
-            await done(app, "SendMessage", QueueUrl="mail", MessageBody="x" * 100_000)
+            await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="x" * 100_000)
         # The first receive of a queue needs a thread before it claims.
-        [got] = (await done(app, "ReceiveMessage", QueueUrl="mail"))["Messages"]
-        await done(app, "DeleteMessage", QueueUrl="mail", ReceiptHandle=got["ReceiptHandle"])
+        [got] = (await api.sqs_done("ReceiveMessage", QueueUrl="mail"))["Messages"]
+        await api.sqs_done("DeleteMessage", QueueUrl="mail", ReceiptHandle=got["ReceiptHandle"])
         with ExitStack() as held:
             busy = Event()
             held.callback(busy.set)
             for _ in range(THREADS):
-                app.site.threads.begin(busy.wait)
-            left = asked(app, "ReceiveMessage", QueueUrl="mail", MaxNumberOfMessages=10)
+                api.app.site.threads.begin(busy.wait)
+            left = api.begin_sqs("ReceiveMessage", QueueUrl="mail", MaxNumberOfMessages=10)
             # Answered after the one before it in line has got the message.
-            assert await done(app, "ReceiveMessage", QueueUrl="mail") == {}
-            assert not left.sent
-            left.leave()
-        await left.end()
-        assert not left.sent
+            assert await api.sqs_done("ReceiveMessage", QueueUrl="mail") == {}
+            assert not left.is_answered
+            left.depart()
+        await left.ended()
+        assert not left.is_answered
         fields = {"QueueUrl": "mail", "AttributeNames": ["All"], "MaxNumberOfMessages": 10}
-        got = (await done(app, "ReceiveMessage", **fields))["Messages"]
+        got = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
         assert [one["Attributes"]["ApproximateReceiveCount"] for one in got] == ["1"]
 
-    served(test)
+    play(story)
 
 
 def test_no_more_polls_of_a_key_wait_than_may() -> None:
-    async def test(app: Application) -> None:
+    async def story(api: Api) -> None:
+        await api.sqs_done("CreateQueue", QueueName="mail")
         fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20}
-        polls = [asked(app, "ReceiveMessage", **fields) for _ in range(3)]
-        tasks = [one._task for one in polls]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        [refused] = [one for one in polls if one.sent]
-        assert refused.status in {400, 429}
-        assert b"RequestThrottled" in refused.body
-        app.site.leave()
-        for one in polls:
-            await one.end()
-        assert sorted(one.status for one in polls) == [200, 200, refused.status]
+        polls = [asyncio.create_task(api.sqs("ReceiveMessage", **fields)) for _ in range(3)]
+        [refused], _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result().status in {400, 429}
+        assert b"RequestThrottled" in refused.result().body
+        api.app.site.leave()
+        statuses = sorted([(await one).status for one in polls])
+        assert statuses == [200, 200, refused.result().status]
 
-    served(test, polls_max=2)
+    play(story, options=SiteOptions(polls_max=2))

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
 import pytest
-from asked import Asked, ask
+from callers import Api, play
 
 import shardq
 from shardq.server import application
@@ -20,66 +20,53 @@ if TYPE_CHECKING:
     from shardq.server.app import Application
 
 
-def served(test: Callable[[Application], Awaitable[None]]) -> None:
-    """Run a test with an application on a store in memory."""
-
-    async def run() -> None:
-        with shardq.connect("sqlite://") as db:
-            app = application(db)
-            await test(app)
-            await app.site.close()
-
-    asyncio.run(run())
-
-
 def test_each_answer_has_an_id_and_that_of_sqs_its_name_there() -> None:
-    async def test(app: Application) -> None:
-        one, other = await ask(app, "POST", "/"), await ask(app, "GET", "/v1/nowhere")
+    async def story(api: Api) -> None:
+        one, other = await api.ask("POST", "/"), await api.ask("GET", "/v1/nowhere")
         assert one.headers["x-amzn-requestid"] == one.headers["x-request-id"]
         assert "x-amzn-requestid" not in other.headers
         assert one.headers["x-request-id"] != other.headers["x-request-id"]
 
-    served(test)
+    play(story)
 
 
 @pytest.mark.parametrize("path", ["/queues/livez", "/livez"])
 def test_it_is_mounted_into_another_application_that_tells_it_nothing(path: str) -> None:
-    async def test(app: Application) -> None:
+    async def story(api: Api) -> None:
         # Servers and frameworks differ: in some the path begins with the prefix.
-        got = await ask(app, "GET", path, root_path="/queues")
+        got = await api.ask("GET", path, root_path="/queues")
         assert (got.status, got.body) == (200, b"ok\n")
 
-    served(test)
+    play(story)
 
 
 def test_a_body_comes_in_parts_and_a_client_that_leaves_before_its_end_gets_nothing() -> None:
-    async def test(app: Application) -> None:
-        whole = Asked(app, "POST", "/v1/nowhere", b"{", b"", b"}")
-        await whole.end()
-        assert whole.status == 404
-        left = Asked(app, "POST", "/v1/nowhere", b"{", ends=False)
-        left.leave()
-        await left.end()
-        assert not left.sent
+    async def story(api: Api) -> None:
+        whole = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
+        whole.send(b"", has_more=True)
+        whole.send(b"}")
+        assert (await whole.next())["status"] == 404
+        await whole.ended()
+        left = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
+        await left.leave()
+        assert not left.is_answered
 
-    served(test)
+    play(story)
 
 
 def test_an_error_that_nobody_foresaw_is_a_500_with_its_id_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def run() -> None:
-        with shardq.connect("sqlite://") as db:
-            app = application(db)
-            # No thread takes calls any more.
-            await app.site.threads.close(lambda: None)
-            got = await ask(app, "GET", "/readyz")
-            assert got.status == 500
-            [record] = [one for one in caplog.records if one.levelno >= logging.ERROR]
-            assert got.headers["x-request-id"] in record.getMessage()
-            assert record.exc_info
+    async def story(api: Api) -> None:
+        # No thread takes calls any more.
+        await api.app.site.threads.close(lambda: None)
+        got = await api.ask("GET", "/readyz")
+        assert got.status == 500
+        [record] = [one for one in caplog.records if one.levelno >= logging.ERROR]
+        assert got.headers["x-request-id"] in record.getMessage()
+        assert record.exc_info
 
-    asyncio.run(run())
+    play(story)
 
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from asked import ask
 from callers import OTHER, Api, Got, bearer, closed, play, staged, target
 from served import Server, head, serving
 from shell import Shell, shell
@@ -235,21 +234,18 @@ def test_the_page_of_another_site_reaches_nothing_of_an_open_server(
 
 
 def test_an_application_lets_programs_of_its_machine_in_and_nobody_once_it_has_an_account() -> None:
-    async def run() -> None:
-        with shardq.connect("sqlite://") as db:
-            app = application(db)
-            for client, status in (("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("", 403)):
-                for path in ("/?Action=ListQueues", "/v1/queues"):
-                    got = await ask(app, "GET", path, client=(client, 1))
-                    assert got.status == status
-            await app.site.close()
-            Accounts(db._home.store, db._home.clock).create("shop")
-            app = application(db)
-            assert (await ask(app, "GET", "/?Action=ListQueues")).status == 403
-            assert (await ask(app, "GET", "/v1/queues")).status == 401
-            await app.site.close()
+    async def story(api: Api) -> None:
+        for host, status in (("127.0.0.1", 200), ("::1", 200), ("10.0.0.1", 403), ("", 403)):
+            for path in ("/?Action=ListQueues", "/v1/queues"):
+                got = await api.ask("GET", path, client=(host, 1))
+                assert got.status == status
+        api.accounts.create("shop")
+        later = Api(api.db)
+        assert (await later.ask("GET", "/?Action=ListQueues")).status == 403
+        assert (await later.ask("GET", "/v1/queues")).status == 401
+        await later.app.site.close()
 
-    asyncio.run(run())
+    play(story)
 
 
 # A level short ------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import shardq
 from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions
 from shardq.records.endpoints import EndpointAddress, Endpoints
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application
 from shardq.server.access import Access
 from shardq.server.sqs import policy
@@ -40,9 +39,7 @@ class Place:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    for name in (MASTER_VARIABLE, FILE_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
+def place() -> Iterator[Place]:
     with shardq.connect("sqlite://") as db:
         accounts = Accounts(db._home.store, db._home.clock)
         accounts.create("shop")

@@ -7,6 +7,7 @@ import gc
 import json
 from typing import TYPE_CHECKING, Any
 
+import callers
 import pytest
 from callers import Api
 from hosted import hosted, sqs_at
@@ -244,16 +245,9 @@ def test_another_server_continues_a_task_whose_server_has_died() -> None:
             assert sorted(place.bodies(url)) == ["0", "1", "2"]
 
 
-async def asked(api: Api, action: str, **fields: Any) -> Any:
-    headers = {"x-amz-target": f"AmazonSQS.{action}"}
-    got = await api.ask("POST", "/", json.dumps(fields).encode(), headers)
-    assert got.status == 200, got
-    return got.json if got.body else {}
-
-
 async def newest(api: Api, queue: str = "dead") -> dict[str, Any]:
     """The newest move task of a queue."""
-    found = await asked(api, "ListMessageMoveTasks", SourceArn=ARN + queue)
+    found = await api.sqs_done("ListMessageMoveTasks", SourceArn=ARN + queue)
     task: dict[str, Any] = found["Results"][0]
     return task
 
@@ -268,31 +262,28 @@ def staged(story: Callable[[Stage, Api], Awaitable[None]]) -> None:
     """Play a story with three dead messages, in which no task of the event loop fails unseen."""
     complaints: list[dict[str, Any]] = []
 
-    async def run() -> None:
+    async def filled(stage: Stage, api: Api) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, found: complaints.append(found))
-        with Stage() as stage:
-            api = Api(stage.connect())
-            for name, attributes in (
-                ("dead", {}),
-                ("other", {}),
-                ("mail", {"RedrivePolicy": redrive("dead", 1)}),
-            ):
-                await asked(api, "CreateQueue", QueueName=name, Attributes=attributes)
-            for number in range(3):
-                await asked(api, "SendMessage", QueueUrl="dead", MessageBody=f"{number}")
-            async with asyncio.timeout(60):
-                await story(stage, api)
-                await api.app.site.close()
-            gc.collect()
+        for name, attributes in (
+            ("dead", {}),
+            ("other", {}),
+            ("mail", {"RedrivePolicy": redrive("dead", 1)}),
+        ):
+            await api.sqs_done("CreateQueue", QueueName=name, Attributes=attributes)
+        for number in range(3):
+            await api.sqs_done("SendMessage", QueueUrl="dead", MessageBody=f"{number}")
+        await story(stage, api)
+        await api.app.site.close()
+        gc.collect()
 
-    asyncio.run(run())
+    callers.staged(filled)
     assert complaints == []
 
 
 async def start(api: Api, **more: Any) -> str:
     """Begin to move the dead messages into another queue; returns the task's handle."""
     target = {"SourceArn": f"{ARN}dead", "DestinationArn": f"{ARN}other"}
-    handle: str = (await asked(api, "StartMessageMoveTask", **target, **more))["TaskHandle"]
+    handle: str = (await api.sqs_done("StartMessageMoveTask", **target, **more))["TaskHandle"]
     return handle
 
 
@@ -358,7 +349,7 @@ def test_a_task_that_waits_for_its_store_can_be_cancelled() -> None:
         stage.faults.fail("insert", times=1_000)
         handle = await start(api)
         await met(stage, "insert", 1)
-        await asked(api, "CancelMessageMoveTask", TaskHandle=handle)
+        await api.sqs_done("CancelMessageMoveTask", TaskHandle=handle)
         assert (await ended_at(api))["Status"] == "CANCELLED"
         stage.faults.heal()
         assert depths(stage, "dead", "other") == [3, 0]
@@ -393,7 +384,7 @@ def test_a_store_that_refuses_a_move_fails_its_task() -> None:
 def test_a_task_ends_with_its_queue() -> None:
     async def story(stage: Stage, api: Api) -> None:
         await start(api, MaxNumberOfMessagesPerSecond=1)
-        await asked(api, "DeleteQueue", QueueUrl="dead")
+        await api.sqs_done("DeleteQueue", QueueUrl="dead")
         while api.app.site.own(directory).movers:
             await pause(0.01)
 

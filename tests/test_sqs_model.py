@@ -13,14 +13,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from callers import Api
 from examples import bounded
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardq
-from shardq.server import sqs
-from shardq.server.site import Site
-from shardq.server.web import Request
 from shardq.testing import ManualClock
 
 ONCE_S = 300
@@ -109,27 +107,14 @@ class Run:
         self.clock = clock
         self.model = Model(is_fifo=is_fifo)
         self.end = ".fifo" if is_fifo else ""
-        self.site = Site(db)
+        self.api = Api(db)
         self.count = 0
 
     async def ask(self, action: str, **given: Any) -> dict[str, Any]:
         """The answer to an action; of one that is refused its type alone."""
-        request = Request(
-            method="POST",
-            path="/",
-            raw_path="/",
-            query="",
-            headers={"x-amz-target": f"AmazonSQS.{action}"},
-            body=json.dumps({"QueueUrl": f"{URL}mail{self.end}"} | given).encode(),
-            client="127.0.0.1",
-            scheme="http",
-            host="test",
-            id="1",
-        )
-        answer = await sqs.answer(request, self.site)
-        assert isinstance(answer.body, bytes)
-        found: dict[str, Any] = json.loads(answer.body)
-        return found if answer.status == 200 else {"refused": found["__type"].partition("#")[2]}
+        got = await self.api.sqs(action, **{"QueueUrl": f"{URL}mail{self.end}"} | given)
+        found: dict[str, Any] = got.json
+        return found if got.status == 200 else {"refused": found["__type"].partition("#")[2]}
 
     async def begin(self) -> None:
         attributes = {"FifoQueue": "true"} if self.end else {}
@@ -300,7 +285,7 @@ class Run:
             )
             found += [one["MessageId"] for one in answer.get("Messages", [])]
         assert sorted(found) == sorted(one.id for one in self.model.dead)
-        await self.site.close()
+        await self.api.app.site.close()
 
 
 NAMES = (
