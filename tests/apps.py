@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardq.tasks import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq import App
     from shardq.model.message import Message
     from shardq.tasks import Ended
@@ -17,6 +21,17 @@ def worked(app: App, **settings: Any) -> list[Ended]:
     ends: list[Ended] = []
     Worker(app, report=ends.append, **settings).run(until_empty=True)
     return ends
+
+
+@contextmanager
+def working(app: App, **settings: Any) -> Iterator[Worker]:
+    """A worker of an app that runs meanwhile, in a thread of its own, and is stopped afterwards."""
+    worker = Worker(app, **settings)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    yield worker
+    worker.stop()
+    thread.join()
 
 
 def states(ends: list[Ended]) -> list[str]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from apps import dead, states, worked
+from apps import dead, states, worked, working
 from supervised import wait_for
 
 from shardq import Answer, App, Bury, Snooze
@@ -183,16 +183,11 @@ def test_middleware_that_passes_over_the_error_of_a_put_is_told_so(local: App) -
     "header",
     [
         "nonsense",
-        "7",
         '{"attempts":"3"}',
         '{"attempts":0}',
-        '{"attempts":null}',
         '{"timeout_ms":"1s"}',
-        '{"expires_ms":true}',
         '{"keep_ms":1000000000000000}',
         '{"retry_on":"OSError"}',
-        '{"bury_on":null}',
-        '{"backoff":5}',
         '{"backoff":[]}',
         '{"backoff":{"first":"2h","longest":"1h"}}',
     ],
@@ -222,12 +217,8 @@ def test_a_job_of_an_unknown_task_that_was_put_to_be_due_long_ago_is_looked_at_s
     queue = local.queue("default")
     queue.put(b"{}", headers={"task": "new"}, due="2020-01-01T00:00:00Z")
     ends: list[Ended] = []
-    worker = Worker(local, report=ends.append)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: bool(ends), "the job")
-    worker.stop()
-    thread.join()
+    with working(local, report=ends.append):
+        wait_for(lambda: bool(ends), "the job")
     assert ends[0].state == "unknown"
     assert (ends[0].delay_ms or 0) < 600_000
 
@@ -304,12 +295,8 @@ def test_what_outlives_its_worker_is_not_said_to_be_done(local: App) -> None:
         assert release.wait(60)
 
     job = slow.put()
-    worker = Worker(local, deadline="1ms")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: bool(threads), "the job")
-    worker.stop()
-    thread.join()
+    with working(local, deadline="1ms"):
+        wait_for(lambda: bool(threads), "the job")
     release.set()
     threads[0].join()
     for thread in threading.enumerate():
@@ -399,17 +386,14 @@ def test_a_job_that_dies_is_told_to_its_task_or_else_to_its_app(
         all_fail.put(7)
         app.queue("default").put("{}", headers={"task": "d", "task-options": "{}"})
         app.queue("default").put("[", headers={"task": "a"})
-        worker = Worker(app)
         if is_stepped:
+            worker = Worker(app)
             while len(told) < 4:
                 worker.step()
             worker.close()
         else:
-            with ThreadPoolExecutor() as pool:
-                running = pool.submit(worker.run)
+            with working(app):
                 wait_for(lambda: len(told) == 4, "four are told")
-                worker.stop()
-                running.result()
     assert sorted(told) == [("app", "a"), ("app", "a"), ("batch", '{"items":7}'), ("task", "b")]
 
 
@@ -540,13 +524,8 @@ def test_an_app_ends_though_jobs_that_outlive_the_deadline_have_all_slots(local:
         await asyncio.get_running_loop().create_future()
 
     job.put()
-    worker = Worker(local, coroutines=1, deadline="10ms")
-    thread = threading.Thread(target=worker.run, daemon=True)
-    thread.start()
-    assert began.wait(60)
-    worker.stop()
-    thread.join(60)
-    assert not thread.is_alive()
+    with working(local, coroutines=1, deadline="10ms"):
+        assert began.wait(60)
     assert called == ["stopped"]
 
 
@@ -565,8 +544,9 @@ def test_what_cannot_begin_or_end_an_app_is_refused(local: App) -> None:
 # Cancels ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_reported", [False, True])
-@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"timeout": "1h"}])
+@pytest.mark.parametrize(
+    ("options", "is_reported"), [({}, False), ({"keep": "1h"}, True), ({"timeout": "1h"}, True)]
+)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_job_that_heeds_a_cancel_ends_as_cancelled(
     local: App, *, is_async: bool, options: dict[str, Any], is_reported: bool
@@ -617,11 +597,10 @@ def test_a_cancel_reaches_a_coroutine_that_is_cancellable(
             raise
 
     job = waits.put()
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(Worker(local).run, until_empty=True)
+    with working(local):
         assert began.wait(60)
         assert local.cancel("waits") is Answer.RUNNING
-        running.result()
+        wait_for(lambda: job.state in ("cancelled", "done"), "the end")
     assert told == ["the job was cancelled by its key"]
     assert job.state == "cancelled"
 
@@ -646,12 +625,11 @@ def test_a_coroutine_that_returns_before_it_is_told_of_a_cancel_keeps_its_result
         return "paid"
 
     job = pays.put()
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(Worker(local).run, until_empty=True)
+    with working(local):
         assert began.wait(60)
         assert local.cancel("pays") is Answer.RUNNING
         is_cancelled.set()
-        running.result()
+        wait_for(lambda: job.state in ("cancelled", "done"), "the end")
     assert job.state == "done"
     assert job.result(timeout="1s") == "paid"
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from apps import dead, states, worked
+from apps import dead, states, worked, working
 from starlette.background import BackgroundTask
 from supervised import wait_for
 
@@ -475,12 +475,8 @@ def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(app: App) -> 
     queue.put(b'{"n": 7}', headers={"task": "gone.away"}, id="lost")
     known.put(1)
     ends: list[Ended] = []
-    worker = Worker(app, report=ends.append)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: len(ends) >= 2, "both")
-    worker.stop()
-    thread.join()
+    with working(app, report=ends.append):
+        wait_for(lambda: len(ends) >= 2, "both")
     assert {(end.id == "lost", end.state) for end in ends} == {(True, "unknown"), (False, "done")}
     state = queue.state_of("lost")
     assert "no task gone.away" in str(state)
@@ -502,12 +498,8 @@ def test_a_job_of_an_unknown_task_leaves_the_lane_whose_worker_does_not_know_it(
         queue.put(b"{}", headers={"task": "new"}, id=f"of-{group}", group=group)
     before = {one.id: one._row.shard.lane for one in queue.peek()}
     ends: list[Ended] = []
-    worker = Worker(app, report=ends.append)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: len({end.id for end in ends}) == 2, "both")
-    worker.stop()
-    thread.join()
+    with working(app, report=ends.append):
+        wait_for(lambda: len({end.id for end in ends}) == 2, "both")
     after = {one.id: one._row.shard.lane for one in queue.peek()}
     # Whose lane is crc32 of its group: it waits for another reader of that.
     assert after["of-g"] == before["of-g"]
