@@ -1,8 +1,8 @@
 """Queues and tasks from asyncio, without blocking its loop.
 
 ```
- await queue.put(..) ──► a thread of the connection's own ──► Queue.put(..) ──► the store
- await queue.receive(wait="20s") ──► in line at the queue: no thread, for any number that wait
+ await queue.put(..) ──► a thread of the connection ──► Queue.put(..) ──► the store
+ await queue.receive(wait="20s") ──► waits in line at the queue, without a thread
 ```
 
 ```python
@@ -24,13 +24,13 @@ asyncio.run(main())
 ```
 
 Its classes have the methods of `shardq.Connection`, `shardq.Queue`, `shardq.Schedule` and of
-`shardq.tasks`, as coroutines: the same arguments, results and errors. They run in threads, 8 for
-each connection or app unless it is given another number. Calls that take long, `put_many` or
-`check_all` for example, run in 4 others; `receive` takes none. Functions that they are given, the
-`where` of a `redrive` for example, are called there.
+`shardq.tasks`, as coroutines: the same arguments, results and errors. They run in threads: each
+connection or app has 8, unless it is given another number. Long calls, `put_many` or `check_all`
+for example, run in 4 others; `receive` needs none. A function that is an argument, the `where` of a
+`redrive` for example, is called in the thread of its call.
 
-A call that is cancelled returns at once, and may still be done: a put that was cancelled may be
-stored. What a cancelled `receive` has taken is released, and costs no attempt.
+A cancelled call returns at once, and may still take effect: a cancelled put may be stored. A
+cancelled `receive` releases the messages that it has taken, which costs them no attempt.
 
 Tasks are put by `aio.task`:
 

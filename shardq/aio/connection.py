@@ -30,21 +30,21 @@ def connect(
 ) -> Connection:
     """Open a store for an event loop.
 
-    By `async with aio.connect(url) as db:`, which closes it as well, or `db = await connect(url)`.
+    Use it as `async with aio.connect(url) as db:`, which also closes it, or as
+    `db = await aio.connect(url)`.
 
     Args:
-        store: A url as `shardq.connect` takes it, or what that has opened, which then stays open;
-            None: the environment variable `SHARDQ_STORE`.
-        threads: In how many threads calls run, 1 to 1,000. What takes long has half as many others;
-            what waits for messages takes none.
+        store: A url as `shardq.connect` takes it, or a connection of `shardq.connect`, which stays
+            open; None: the environment variable `SHARDQ_STORE`.
+        threads: How many threads run calls, 1 to 1,000. Half as many others run long calls.
         clock: For tests, as for `shardq.connect`.
-        traces: As for `shardq.connect`; what that has opened has its own.
+        traces: As for `shardq.connect`; a connection of `shardq.connect` has its own.
 
     Returns:
         The connection. As a context manager, it opens and closes itself.
 
     Raises:
-        BadSetting: If there cannot be so many threads.
+        BadSetting: If `threads` is out of bounds.
         BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when it is opened.
     """
     if isinstance(store, sync.Connection):
@@ -66,8 +66,8 @@ class Connection(Face[sync.Connection]):
 
         Args:
             opening: Opens the store; called in a thread.
-            threads: Where calls run.
-            given: A connection that is open, and stays so; None: one is opened.
+            threads: The threads of its calls.
+            given: An open connection, which stays open; None: `opening` opens one.
         """
         super().__init__(opening, threads)
         self._own = self._given = given
@@ -88,15 +88,15 @@ class Connection(Face[sync.Connection]):
 
     @property
     def url_shown(self) -> str:
-        """Where the store is, for people; without passwords."""
+        """The store's url for people, without passwords."""
         return self._opened().url_shown
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
-        """A queue, made where there is none by the first call of it.
+        """A queue; its first call makes it if it does not exist.
 
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
-            create: Whether to make it if there is none.
+            create: False to make none: if it does not exist, its first call fails.
             settings: As for `shardq.Connection.queue`.
 
         Raises:
@@ -115,7 +115,7 @@ class Connection(Face[sync.Connection]):
         """The names of all queues, as `shardq.Connection.queues`."""
 
     async def close(self) -> None:
-        """Let calls end, release what is held, disconnect. Idempotent."""
+        """Wait for the calls, release received messages, and disconnect. Idempotent."""
         await self._threads.close(self._end)
 
     async def _open(self) -> Connection:

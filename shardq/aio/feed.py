@@ -1,8 +1,9 @@
-"""Items for a thread that puts many: also of an async iterable, and until that is cancelled."""
+"""Items for a thread that puts many: also of an async iterable, and until the call is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
@@ -23,27 +24,13 @@ AnyIterable: TypeAlias = Iterable[T] | AsyncIterable[T]
 _CHUNK = 1_000
 _CHUNK_US = 50_000
 _AHEAD = 2
-"""Chunks that wait for the thread, at most."""
-
-
-class Stoppable(Generic[T]):
-    """Items of an iterable, until they are stopped; then the error of what was cancelled."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = items
-        self.is_stopped = False
-
-    def __iter__(self) -> Iterator[T]:
-        for item in self._items:
-            if self.is_stopped:
-                raise asyncio.CancelledError
-            yield item
+"""How many chunks may wait for the thread."""
 
 
 class Feed(Generic[T]):
-    """Iterated by a thread, it yields what the loop reads from an async iterable.
+    """Passes the items of an async iterable to a thread, which iterates over this.
 
-    The iterable is read by the task that calls `fill`: what it awaits may be that one's alone.
+    The asyncio task that calls `fill` reads the iterable: it may use objects of that task alone.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,13 +47,13 @@ class Feed(Generic[T]):
             self._make_room()
 
     async def fill(self, items: AsyncIterable[T], taker: Future[Any]) -> None:
-        """Read all items, or until their taker has failed.
+        """Read all items, or until the thread has failed.
 
-        What they raise is raised in the thread, after those before it.
+        An error of the iterable is raised in the thread, after the items before it.
 
         Args:
-            items: What to read.
-            taker: Done when the thread takes no more.
+            items: The iterable.
+            taker: Done when the thread takes no more items.
         """
         taker.add_done_callback(self._make_room)
         error: BaseException | None = None
@@ -86,31 +73,28 @@ class Feed(Generic[T]):
         except asyncio.CancelledError as cancelled:
             error = cancelled
             raise
-        except BaseException as own:  # noqa: BLE001 - it is raised by who takes the items
+        except BaseException as own:  # noqa: BLE001 - the thread raises it
             error = own
         finally:
             self._chunks.put(chunk)
             self._chunks.put(error)
 
     def _make_room(self, _: object = None) -> None:
-        # The loop may have ended before the thread has.
+        # The loop may have ended before the thread.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._room.release)
 
 
 async def fed(
-    items: AnyIterable[T],
-    put: Callable[[Iterable[T]], R],
-    threads: Threads,
-    clock: Clock,
+    items: AnyIterable[T], put: Callable[[Iterable[T]], R], threads: Threads, clock: Clock
 ) -> R:
-    """What a call returns that puts many, and is made by a thread.
+    """Let a thread put many items; returns the result of `put`.
 
     Args:
-        items: What to put.
-        put: Puts what it iterates.
-        threads: Whose thread it is.
-        clock: Tells how long items may wait for others.
+        items: The items.
+        put: Puts the items of an iterable; called in the thread.
+        threads: The pools.
+        clock: Measures how long items wait for others.
     """
     if isinstance(items, AsyncIterable):
         feed: Feed[T] = Feed(clock)
@@ -118,10 +102,17 @@ async def fed(
         await feed.fill(items, taker)
         return await asyncio.wrap_future(taker)
     if not isinstance(items, Iterable) or isinstance(items, (bytes, str, Mapping)):
-        # It is refused.
+        # `put` refuses it.
         return await threads.call(lambda: put(items))
-    stoppable = Stoppable(items)
+    is_stopped = threading.Event()
+
+    def until_stopped() -> Iterator[T]:
+        for item in items:
+            if is_stopped.is_set():
+                raise asyncio.CancelledError
+            yield item
+
     try:
-        return await threads.call(lambda: put(stoppable), is_long=True)
+        return await threads.call(lambda: put(until_stopped()), is_long=True)
     finally:
-        stoppable.is_stopped = True
+        is_stopped.set()

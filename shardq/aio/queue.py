@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
 _PATIENT_MS = 2_000
-"""A call of `receive` that waits for so long leaves the time of the next look to others."""
+"""A `receive` that waits at least this long does not start a read by itself."""
 
 
 class Queue(Face[SyncQueue]):
-    """A queue, from asyncio. Made by `Connection.queue`; it is opened by its first call.
+    """A queue, from asyncio. Made by `Connection.queue`; its first call opens it.
 
     Attributes:
         name: Its name.
@@ -51,7 +51,7 @@ class Queue(Face[SyncQueue]):
 
         Args:
             name: Its name.
-            threads: Where calls run.
+            threads: The threads of its calls.
             opening: Opens it; called in a thread.
         """
         super().__init__(opening, threads)
@@ -119,8 +119,8 @@ class Queue(Face[SyncQueue]):
     ) -> list[Message]:
         """Take messages that are due, as `shardq.Queue.receive`.
 
-        Any number of tasks may wait: none of them takes a thread. Cancelled, it ends at once; what
-        it has taken is released, and costs no attempt.
+        Any number of tasks may wait, without a thread each. A cancelled call ends at once, and
+        releases the messages that it has taken, which costs them no attempt.
         """
         count, visibility_ms, wait_ms, per_group = received(max, visibility, wait, per_group)
         queue = self._own
@@ -149,7 +149,7 @@ class Queue(Face[SyncQueue]):
         try:
             receiver.ask(caller, is_patient=wait_ms >= _PATIENT_MS)
             await asyncio.wait([over], timeout=wait_ms / 1_000 or None)
-            # Looked for or not; out of line already, it is answered soon.
+            # A call that cannot leave the line any more is answered soon.
             if not (over.done() or receiver.leave(caller)):
                 await over
         except BaseException:
@@ -283,13 +283,13 @@ class Queue(Face[SyncQueue]):
     ) -> dict[str, Answer]: ...
     @overloaded(SyncQueue.move)
     async def move(self, *given: Any, **options: Any) -> Any:
-        """Let messages that wait be due at another time, as `shardq.Queue.move`."""
+        """Give waiting messages another due, as `shardq.Queue.move`."""
 
     @threaded(SyncQueue.edit)
     def edit(self) -> None:
-        """Change a message that waits, as `shardq.Queue.edit`."""
+        """Change a waiting message, as `shardq.Queue.edit`."""
 
-    # Again and again ------------------------------------------------------------------------------
+    # Schedules ------------------------------------------------------------------------------------
 
     @property
     def schedules(self) -> Schedules:
@@ -298,7 +298,7 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.every, face=schedule_face)
     def every(self) -> None:
-        """Put a message again and again, as `shardq.Queue.every`."""
+        """Put a message repeatedly, after an interval, as `shardq.Queue.every`."""
 
     @threaded(SyncQueue.cron, face=schedule_face)
     def cron(self) -> None:
@@ -308,7 +308,7 @@ class Queue(Face[SyncQueue]):
     def schedule(self) -> None:
         """Put a message whenever a trigger fires, as `shardq.Queue.schedule`."""
 
-    # Looking --------------------------------------------------------------------------------------
+    # Inspecting -----------------------------------------------------------------------------------
 
     @threaded(SyncQueue.peek)
     def peek(self) -> None:
@@ -320,11 +320,11 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.state_of)
     def state_of(self) -> None:
-        """Where a message is, as `shardq.Queue.state_of`."""
+        """The state of a message, as `shardq.Queue.state_of`."""
 
     @threaded(SyncQueue.depth, is_long=lambda *_, exact=False, **__: exact)
     def depth(self) -> None:
-        """How many messages there are, as `shardq.Queue.depth`."""
+        """The number of messages, as `shardq.Queue.depth`."""
 
     # A cron in seconds has 86,400 fire times a day, and each takes 0.1 ms.
     @threaded(SyncQueue.forecast, is_long=True)
@@ -333,7 +333,7 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.audit, is_long=True)
     def audit(self) -> None:
-        """Whether the books balance, as `shardq.Queue.audit`."""
+        """Compare puts with ends, as `shardq.Queue.audit`."""
 
     async def history(
         self,
@@ -341,7 +341,7 @@ class Queue(Face[SyncQueue]):
         since: Due | Duration | None = None,
         until: Due | Duration | None = None,
     ) -> AsyncIterator[Record]:
-        """What became of a message, or of all of a span, as `shardq.Queue.history`."""
+        """The history of a message, or of a span of time, as `shardq.Queue.history`."""
         records = await self._call(lambda queue: queue.history(message_id, since, until))
         some = await self._threads.call(lambda: list(islice(records, _RECORDS_FIRST)))
         while some:
@@ -351,9 +351,9 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.totals)
     def totals(self) -> None:
-        """What has happened in this queue, as `shardq.Queue.totals`."""
+        """Counts of this queue's puts, deliveries and ends, as `shardq.Queue.totals`."""
 
-    # Steering -------------------------------------------------------------------------------------
+    # Operating ------------------------------------------------------------------------------------
 
     @threaded(SyncQueue.alter)
     def alter(self) -> None:
@@ -361,7 +361,7 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.pause)
     def pause(self) -> None:
-        """Hold deliveries back, as `shardq.Queue.pause`."""
+        """Stop deliveries until `resume`, as `shardq.Queue.pause`."""
 
     @threaded(SyncQueue.resume)
     def resume(self) -> None:
@@ -369,11 +369,11 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.purge)
     def purge(self) -> None:
-        """Delete all that has entered the queue until now, as `shardq.Queue.purge`."""
+        """Delete all messages put until now, as `shardq.Queue.purge`."""
 
     @threaded(SyncQueue.drop)
     def drop(self) -> None:
-        """Purge the queue and take it off the list, as `shardq.Queue.drop`."""
+        """Purge and remove the queue, as `shardq.Queue.drop`."""
 
     @threaded(SyncQueue.redrive, is_long=True)
     def redrive(self) -> None:
@@ -381,16 +381,16 @@ class Queue(Face[SyncQueue]):
 
     @threaded(SyncQueue.check_all, is_long=True)
     def check_all(self) -> None:
-        """Visit every partition, near and far, as `shardq.Queue.check_all`."""
+        """Check every partition, near and far, as `shardq.Queue.check_all`."""
 
     async def close(self) -> None:
-        """Release what `receive` holds, and store the totals. Idempotent."""
+        """Release the messages that `receive` holds, and store the totals. Idempotent."""
         if self._own is not None:
             await self._call(SyncQueue.close)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
-    # A loop that is closed has nobody who waits.
+    # In a closed loop nobody waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_end, over)
 

@@ -1,4 +1,4 @@
-"""Schedules, from asyncio: each of them, those of a queue, and those of an app."""
+"""Schedules, from asyncio: a schedule, the schedules of a queue, and those of an app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def schedule_face(schedule: sync.Schedule, threads: Threads) -> Schedule:
-    """A schedule that a call has made or read, from asyncio."""
+    """The face of a schedule."""
     return Schedule(schedule, threads)
 
 
@@ -36,11 +36,11 @@ class Schedule(sync.ScheduleView, Face[sync.Schedule]):
 
     @threaded(sync.Schedule.change, face=schedule_face)
     def change(self) -> None:
-        """Change it, as `shardq.Schedule.change`; returns it as it is now."""
+        """Change it, as `shardq.Schedule.change`; returns the changed one."""
 
     @threaded(sync.Schedule.pause, face=schedule_face)
     def pause(self) -> None:
-        """Let it not fire until `resume`, as `shardq.Schedule.pause`."""
+        """Stop its firings until `resume`, as `shardq.Schedule.pause`."""
 
     @threaded(sync.Schedule.resume, face=schedule_face)
     def resume(self) -> None:
@@ -75,15 +75,15 @@ class Schedules(Face[sync_face.Schedules]):
 
     @threaded(sync_face.Schedules.get, face=or_none(schedule_face))
     def get(self) -> None:
-        """A schedule as it is now, as `shardq.Schedules.get`."""
+        """The current state of a schedule, as `shardq.Schedules.get`."""
 
     @threaded(sync_face.Schedules.remove)
     def remove(self) -> None:
-        """Remove one, also a damaged one, as `shardq.Schedules.remove`."""
+        """Remove a schedule, even a damaged one, as `shardq.Schedules.remove`."""
 
     @threaded(sync_face.Schedules.preview)
     def preview(self) -> None:
-        """The next fire times of one, as `shardq.Schedules.preview`."""
+        """The next fire times of a schedule, as `shardq.Schedules.preview`."""
 
 
 class AppSchedules(Face[tasks.AppSchedules]):
@@ -98,11 +98,11 @@ class AppSchedules(Face[tasks.AppSchedules]):
 
     @threaded(tasks.AppSchedules.get, face=or_none(schedule_face))
     def get(self) -> None:
-        """A schedule as it is now, as `shardq.tasks.AppSchedules.get`."""
+        """The current state of a schedule, as `shardq.tasks.AppSchedules.get`."""
 
     @threaded(tasks.AppSchedules.every, face=schedule_face)
     def every(self) -> None:
-        """Put a task again and again, as `shardq.tasks.AppSchedules.every`."""
+        """Put a task repeatedly, after an interval, as `shardq.tasks.AppSchedules.every`."""
 
     @threaded(tasks.AppSchedules.cron, face=schedule_face)
     def cron(self) -> None:

@@ -7,10 +7,10 @@ from typing import (
     Any,
     Generic,
     Literal,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     Unpack,
+    cast,
     overload,
 )
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from shardq.errors import BadSetting, shown
 from shardq.tasks.elsewhere import FromElsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
     from shardq.aio.feed import AnyIterable
@@ -38,7 +38,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _threads: WeakKeyDictionary[Registry, Threads] = WeakKeyDictionary()
-"""Where the calls of each app run, by what its tasks share."""
+"""The threads of each app, by its registry of tasks."""
 
 
 def _threads_of(registry: Registry, count: int = THREADS) -> Threads:
@@ -55,15 +55,15 @@ def _job_face(job: tasks.Job[R], threads: Threads) -> Job[R]:
 class App:
     """An app, from asyncio: `aio.App(app)`.
 
-    Its threads are those of its tasks as well, however many of these are made of one app.
+    All faces of one app and of its tasks share the same threads.
 
     Args:
         app: The app.
-        threads: In how many threads calls run, 1 to 1,000, unless the app has some already; in half
-            as many others what puts many.
+        threads: How many threads run calls, 1 to 1,000, unless the app has threads already; half as
+            many others run long calls.
 
     Raises:
-        BadSetting: If it is no app.
+        BadSetting: If `app` is no app.
     """
 
     def __init__(self, app: tasks.App, *, threads: int = THREADS) -> None:
@@ -91,7 +91,7 @@ class App:
 
     @threaded(tasks.App.move)
     def move(self) -> None:
-        """Let the job that has a key run at another time, as `shardq.App.move`."""
+        """Give the job that has a key another due, as `shardq.App.move`."""
 
     @threaded(tasks.App.job, face=_job_face)
     def job(self) -> None:
@@ -99,15 +99,15 @@ class App:
 
     @property
     def schedules(self) -> AppSchedules:
-        """The schedules that are in the store, declared or made at run time."""
+        """The schedules in the store, declared or made at run time."""
         return AppSchedules(lambda: self._app.schedules, self._threads)
 
     @threaded(tasks.App.reconcile)
     def reconcile(self) -> None:
-        """Bring the store's schedules to what is declared, as `shardq.App.reconcile`."""
+        """Bring the store's schedules to the declared ones, as `shardq.App.reconcile`."""
 
     async def close(self) -> None:
-        """Let calls end, and close the store, as `shardq.App.close`; a put opens it anew."""
+        """Wait for the calls, and close the store, as `shardq.App.close`; a put reopens it."""
         await self._threads.close(self._app.close)
 
     @property
@@ -122,10 +122,10 @@ def task(task: tasks.Bound[P, R]) -> Task[P, R]:
     """A task, from asyncio: `await aio.task(welcome).put("ada")`.
 
     Args:
-        task: What `App.task` has made, or `using` of that.
+        task: A task of `App.task`, or the result of its `using`.
 
     Raises:
-        BadSetting: If it is none.
+        BadSetting: If `task` is no task.
     """
     if not isinstance(task, tasks.Bound):
         raise BadSetting(f"aio.task takes what @app.task has made, not {shown(task)}.")
@@ -171,7 +171,7 @@ class Task(FromElsewhere, Generic[P, R]):
         """Put a job for each item, as `shardq.tasks.Bound.put_many`.
 
         An async iterable is read by the task of asyncio that calls this, any other in a thread.
-        Of a task of batches, type checkers know items by `of` alone.
+        For a task of batches, type checkers accept only items made by `of`.
         """
 
         def put(items: Iterable[Any]) -> int | list[str]:
@@ -182,7 +182,7 @@ class Task(FromElsewhere, Generic[P, R]):
         return await fed(items, put, threads, db._home.clock)
 
     def of(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
-        """Arguments for `put_many`, which a type checker can check."""
+        """Arguments for `put_many`, in a form that type checkers check."""
         return self._task.of(*args, **kwargs)
 
     def using(self, **options: Unpack[CallOptions]) -> Task[P, R]:
@@ -191,14 +191,14 @@ class Task(FromElsewhere, Generic[P, R]):
 
 
 class Job(Face[tasks.Job[R]], Generic[R]):
-    """A job that was put, from asyncio. Made by its task, and by `App.job` of an id.
+    """A job that was put, from asyncio. Made by its task, and by `App.job`.
 
     Attributes:
         id: Its id.
         queue: The name of its queue.
-        task: The name of its task; empty where that is not known.
-        key: The name that it was put under, if any.
-        due: When it was put to be due, UTC; None of an id alone.
+        task: The name of its task; empty if it is not known.
+        key: Its key; None if it has none.
+        due: The due that it was put with, UTC; None if only the id is known.
     """
 
     def __init__(self, job: tasks.Job[R], threads: Threads) -> None:
@@ -215,19 +215,19 @@ class Job(Face[tasks.Job[R]], Generic[R]):
         return f"<aio.Job of {self._job!r}>"
 
     async def state(self) -> JobState:
-        """How it stands, as `shardq.tasks.Job.state`."""
+        """Its state, as `shardq.tasks.Job.state`."""
         return await self._call(lambda job: job.state)
 
     async def progress(self) -> Progress | None:
-        """How far it last said to be, as `shardq.tasks.Job.progress`."""
+        """Its last reported progress, as `shardq.tasks.Job.progress`."""
         return await self._call(lambda job: job.progress)
 
     async def error(self) -> str | None:
-        """Why its last failed attempt failed, as `shardq.tasks.Job.error`."""
+        """The error of its last failed attempt, as `shardq.tasks.Job.error`."""
         return await self._call(lambda job: job.error)
 
     async def traceback(self) -> str | None:
-        """The end of that one's traceback, as `shardq.tasks.Job.traceback`."""
+        """The end of that error's traceback, as `shardq.tasks.Job.traceback`."""
         return await self._call(lambda job: job.traceback)
 
     async def attempt(self) -> int:
@@ -235,39 +235,28 @@ class Job(Face[tasks.Job[R]], Generic[R]):
         return await self._call(lambda job: job.attempt)
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What it returns, waited for as by `shardq.tasks.Job.result`.
+        """Wait for its result, as `shardq.tasks.Job.result`.
 
-        Between its looks no thread waits, so that any number of results can be waited for.
+        It needs a thread only for its reads, so any number of tasks may wait for results.
         """
         pauses = self._job._pauses(timeout)  # noqa: SLF001 - it is shardq's own
+
+        def look() -> tuple[float, R | None]:
+            try:
+                return next(pauses), None
+            except StopIteration as end:
+                return 0, end.value
+
         while True:
-            looked = await self._threads.call(lambda: _look(pauses))
-            if not isinstance(looked, float):
-                return looked.value
-            await pause(looked)
+            seconds, result = await self._threads.call(look)
+            if not seconds:
+                return cast("R", result)
+            await pause(seconds)
 
     @threaded(tasks.Job.cancel)
     def cancel(self) -> None:
-        """Remove it, unless it has ended, as `shardq.tasks.Job.cancel`."""
+        """Cancel it, unless it has ended, as `shardq.tasks.Job.cancel`."""
 
     @threaded(tasks.Job.move)
     def move(self) -> None:
-        """Let it be due at another time, as `shardq.tasks.Job.move`."""
-
-
-class _JobEnd(NamedTuple, Generic[R]):
-    """The end of a job that was waited for.
-
-    Attributes:
-        value: What it has returned.
-    """
-
-    value: R
-
-
-def _look(pauses: Generator[float, None, R]) -> float | _JobEnd[R]:
-    """How a job looks by now: in how many seconds to look again, or its end."""
-    try:
-        return next(pauses)
-    except StopIteration as end:
-        return _JobEnd(end.value)
+        """Give it another due, as `shardq.tasks.Job.move`."""

@@ -18,11 +18,11 @@ S = TypeVar("S")
 
 
 class Face(Generic[Q]):
-    """An object of a synchronous class, whose methods are called in threads.
+    """A face, for asyncio, of a synchronous object, whose methods are called in threads.
 
     Args:
-        opening: Gives the object; called in a thread, by the first call.
-        threads: Where calls run.
+        opening: Returns the object; called in a thread by the first call.
+        threads: The threads of its calls.
     """
 
     def __init__(self, opening: Callable[[], Q], threads: Threads) -> None:
@@ -55,13 +55,13 @@ def threaded(
 ) -> Any:
     """Make a coroutine of a synchronous method, with its parameters, types and docstring.
 
-    The function that it decorates is never called: it has the name, and the docstring that an
-    editor shows.
+    The decorated function is never called: it gives the coroutine its name, and has the docstring
+    that an editor shows.
 
     Args:
         method: The synchronous method.
-        face: Makes a face of what the method returns.
-        is_long: True if a call may take minutes, or a function of its arguments that says so.
+        face: Makes a face of the method's result.
+        is_long: True if a call may take minutes; or a function that says so by the arguments.
     """
 
     def made(named: Callable[..., object]) -> Any:
@@ -83,15 +83,15 @@ def threaded(
 
 
 def overloaded(method: Any, *, is_long: bool | Callable[..., bool] = False) -> Callable[[F], F]:
-    """Do as `threaded` for a method with overloads, which have to be written again."""
+    """The same as `threaded` for a method with overloads, which have to be repeated."""
     return cast("Callable[[F], F]", threaded(method, is_long=is_long))
 
 
 def or_none(face: Callable[[R, Threads], F]) -> Callable[[R | None, Threads], F | None]:
-    """A face of what a method returns, or None where it returns that."""
+    """A function that makes a face of a method's result, and leaves None as it is."""
     return lambda made, threads: None if made is None else face(made, threads)
 
 
 def _opened(value: Any) -> Any:
-    """The synchronous object of a face; any other argument as it is."""
+    """The synchronous object of a face; any other value as it is."""
     return value._opened() if isinstance(value, Face) else value  # noqa: SLF001 - its own class

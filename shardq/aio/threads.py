@@ -1,4 +1,4 @@
-"""The threads in which the calls of a connection or an app run, so that no loop waits for them."""
+"""The threads that run the calls of a connection or an app, so that no event loop blocks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _THREADS_MAX = 1_000
 class Threads:
     """A pool for quick calls, and one for long ones, so that no quick call waits for a long one.
 
-    A long call may take minutes: it puts many messages, or visits all. Threads begin when they are
-    first needed. From any thread and any loop.
-
-    Attributes:
-        is_closed: Whether they take no calls any more.
+    A long call may take minutes: it puts many messages, or visits all. Threads start when they are
+    first needed. Safe from any thread and any loop.
 
     Args:
-        count: How many there are for quick calls; for long ones, half as many.
+        count: How many threads run quick calls; half as many run long ones.
+
+    Attributes:
+        is_closed: True if they accept no more calls.
 
     Raises:
-        BadSetting: If that is no number from 1 to 1,000.
+        BadSetting: If `count` is no number from 1 to 1,000.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,7 +45,7 @@ class Threads:
         locks.in_child(self, Threads._begin)
 
     def _begin(self) -> None:
-        # Also in a forked child, which has none of its parent's threads.
+        # Called in a forked child too, which has none of its parent's threads.
         half = max(1, self._count // 2)
         self._quick = ThreadPoolExecutor(self._count, "shardq-aio-quick")
         self._long = ThreadPoolExecutor(half, "shardq-aio-long")
@@ -56,7 +56,7 @@ class Threads:
             raise UsageError("this connection is closed; open another.")
 
     def begin(self, call: Callable[[], R], *, is_long: bool = False) -> Future[R]:
-        """Let a thread make a call, in the caller's context.
+        """Start a call in a thread, in the caller's context.
 
         Raises:
             UsageError: If they are closed.
@@ -66,17 +66,17 @@ class Threads:
         return pool.submit(contextvars.copy_context().run, call)
 
     async def call(self, call: Callable[[], R], *, is_long: bool = False) -> R:
-        """What a call returns that a thread makes."""
+        """Run a call in a thread; returns its result."""
         return await asyncio.wrap_future(self.begin(call, is_long=is_long))
 
     async def close(self, last: Callable[[], object]) -> None:
-        """Let all that has begun end, and then make a last call. Idempotent."""
+        """Wait until all calls have ended, then make a last one. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
 
         def end() -> None:
-            # The quick ones last: what another has taken may have to be released by one of them.
+            # The quick ones last: one of them may have to release messages that a long one took.
             self._long.shutdown()
             self._quick.shutdown()
             last()
