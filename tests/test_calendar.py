@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardq import Queue
-    from shardq.records.folded import Stored
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -202,13 +201,10 @@ def test_all_schedules_of_a_queue_are_ahead_in_the_order_of_their_due(stage: Sta
     assert fired(queue, 5) == pytest.approx(sorted([60, 120, 90, 180, 270, late]), abs=1)
 
 
-def test_schedules_that_share_a_cron_ask_for_each_fire_time_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = stage.connect().queue("mail")
-    for number in range(20):
-        queue.cron("* * * * *", b"", name=f"s{number}", jitter="20s")
-    asked = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The times after which triggers are asked for their next one."""
+    asked: list[int] = []
     after = Trigger.after
 
     def counted(self: Trigger, after_ms: int, **more: object) -> object:
@@ -216,24 +212,27 @@ def test_schedules_that_share_a_cron_ask_for_each_fire_time_once(
         return after(self, after_ms, **more)
 
     monkeypatch.setattr(Trigger, "after", counted)
+    return asked
+
+
+def test_schedules_that_share_a_cron_ask_for_each_fire_time_once(
+    stage: Stage, asked: list[int]
+) -> None:
+    queue = stage.connect().queue("mail")
+    for number in range(20):
+        queue.cron("* * * * *", b"", name=f"s{number}", jitter="20s")
+    asked.clear()
     assert len(fired(queue, 60)) == pytest.approx(20 * 60, abs=20)
     assert len(asked) <= 62
 
 
 def test_what_nobody_was_there_for_is_not_ahead_and_not_visited(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, asked: list[int]
 ) -> None:
     queue = stage.connect().queue("mail")
     queue.every("1m", b"", name="sync")
     stage.clock.advance(86_430)
-    asked = []
-    after = Trigger.after
-
-    def counted(self: Trigger, after_ms: int, **more: object) -> object:
-        asked.append(after_ms)
-        return after(self, after_ms, **more)
-
-    monkeypatch.setattr(Trigger, "after", counted)
+    asked.clear()
     assert fired(queue, 3) == [30, 90, 150]
     assert len(asked) <= 5
 
@@ -325,20 +324,6 @@ def test_what_was_due_while_nobody_was_there_tells_no_limit(stage: Stage) -> Non
     assert not found.is_limit
 
 
-def test_few_late_deliveries_tell_no_limit(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = Consumer(queue, lambda _: None)
-    to_next_minute(stage)
-    for _ in range(3):
-        queue.put_many("x" for _ in range(6))
-        stage.clock.advance(30)
-        stage.drive(consumer, seconds=30)
-    found = pace(queue)
-    assert found is not None
-    assert found.best == pytest.approx(6 / 60, rel=0.1)
-    assert not found.is_limit
-
-
 def test_many_that_are_put_at_once_are_no_rate(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, lambda _: None)
@@ -352,23 +337,6 @@ def test_many_that_are_put_at_once_are_no_rate(stage: Stage) -> None:
     found = pace(queue)
     assert found is not None
     assert found.put == pytest.approx(2, rel=0.2)
-
-
-def test_what_was_put_long_ago_is_no_recent_put(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("x")
-    home = queue._home
-
-    def recent_put() -> int:
-        home.stats.store()
-        stored: Stored = stored_totals(home.store, home.register.totals_key)
-        return stored.recent_put(home.clock.now_ms()).total()
-
-    assert recent_put() == 1
-    stage.clock.advance(6 * 60)
-    assert recent_put() == 0
-    queue.put("y")
-    assert recent_put() == 1
 
 
 # By whose clocks ----------------------------------------------------------------------------------
@@ -450,12 +418,6 @@ def test_by_minute_an_hour_that_comes_twice_has_two_rows_with_their_zones() -> N
     assert labels == ["00:00", "01:00", "02:00 CEST", "02:00 CET", "03:00", "04:00"]
     spring = lay_out(due_ms("2026-03-29T00:30:00+01:00"), 3 * HOUR_MS, By.MINUTE, BERLIN)
     assert [row.label for row in spring.rows] == ["00:00", "01:00", "03:00", "04:00"]
-
-
-def test_hours_are_those_of_a_zone_that_is_off_by_a_quarter() -> None:
-    zone = ZoneInfo("Asia/Kathmandu")
-    grid = lay_out(due_ms("2026-11-26T12:00:00+05:45"), DAY_MS, By.HOUR, zone)
-    assert all(start % HOUR_MS == HOUR_MS // 4 for start, _ in cells(grid)[1:])
 
 
 def test_an_hour_is_shown_by_ten_minutes_and_a_day_by_five() -> None:

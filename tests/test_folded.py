@@ -435,25 +435,3 @@ def test_an_hour_s_end_tells_no_lateness_twice(here: World) -> None:
     assert len(stored.rows) == 2
     assert stored.lateness(here.clock.now_ms()).count == 180
     assert stored.totals.lateness.count == stored.totals.delivered == 180
-
-
-def test_what_was_purged_is_counted_down_as_it_is_deleted(here: World) -> None:
-    log = here.ended(put=10, purged=2)
-    stored = here.stored()
-    marked = replace(stored.folded, doomed=8, purged_then=2)
-    assert write_folded(here.store, stored, marked, here.clock.now_ms())
-    assert here.stored().doomed == 8
-    log.add(purged=3)
-    log.close()
-    assert here.stored().doomed == 5
-    log.add(purged=9)
-    log.close()
-    assert here.stored().doomed == 0
-
-
-def test_a_sum_that_another_has_changed_meanwhile_is_not_written_over(here: World) -> None:
-    here.ended(put=1)
-    stored = here.stored()
-    here.mend(by=1)
-    assert not write_folded(here.store, stored, Folded(), here.clock.now_ms())
-    assert here.stored().totals.present == 2

@@ -103,14 +103,6 @@ def test_a_process_that_puts_and_ends_stores_its_totals_once(stage: Stage) -> No
     assert told(stage) == [(1, False)]
 
 
-def test_a_process_that_ends_closes_what_is_open(stage: Stage) -> None:
-    with Connection(stage._store, stage.clock.shifted(0)) as db:
-        db.queue("mail").put("x")
-        stage.clock.advance(0.05)
-        until(lambda: told(stage) == [(1, True)])
-    assert told(stage) == [(1, False)]
-
-
 def test_the_totals_of_every_queue_are_stored_in_time(stage: Stage, db: Connection) -> None:
     for name in ("one", "two"):
         db.queue(name).put("x")
@@ -139,22 +131,6 @@ def test_a_store_in_trouble_gets_the_totals_later_and_is_complained_of_once(
     assert warned[0].getMessage().startswith("the totals of queue ")
     assert warned[0].getMessage().endswith("the store is away; trying again")
     assert stage.faults.calls["note stats"] >= 6
-
-
-def test_a_store_that_goes_away_while_a_process_counts_is_complained_of_once(
-    stage: Stage, db: Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = db.queue("mail")
-    queue.put("x")
-    stage.clock.advance(0.05)
-    until(lambda: told(stage) == [(1, True)])
-    stage.faults.fail("note stats", times=8)
-    with caplog.at_level(logging.INFO, "shardq.records.keeper"):
-        queue.put("x")
-        with stage.ticking():
-            until(lambda: sum(put for put, _ in told(stage)) == 2)
-            until(lambda: len(caplog.records) > 1)
-    assert [one.levelno for one in caplog.records] == [logging.WARNING, logging.INFO]
 
 
 def test_a_close_that_fails_is_repeated_and_says_that_nothing_is_missing(

@@ -15,7 +15,6 @@ from shardq.records.membership import (
     Heartbeat,
     Membership,
     heartbeats,
-    member_name,
     ranking,
     rankings,
     runs_told,
@@ -53,12 +52,6 @@ def test_a_member_that_goes_changes_only_its_own_lanes(names: list[str], lane: i
     ranked = ranking(lane, names)
     for gone in names:
         assert ranking(lane, [n for n in names if n != gone]) == [n for n in ranked if n != gone]
-
-
-def test_lanes_are_spread_over_members() -> None:
-    names = [f"host:{n}" for n in range(4)]
-    firsts = Counter(ranking(lane, names)[0] for lane in range(256))
-    assert all(32 <= firsts[name] <= 96 for name in names)
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=24, unique=True), st.integers(1, 64))
@@ -116,16 +109,6 @@ def test_a_member_that_dies_is_forgotten_within_10_s(stage: Stage) -> None:
     assert alive.others == []
 
 
-def test_a_member_that_leaves_is_forgotten_at_the_next_heartbeat(stage: Stage) -> None:
-    leaver, stayer = member(stage, "leaver"), member(stage, "stayer")
-    leaver.beat(Heartbeat, demand=True)
-    stayer.beat(Heartbeat, demand=True)
-    leaver.leave()
-    stage.clock.advance(BEAT_MS / 1_000)
-    stayer.beat(Heartbeat, demand=True)
-    assert stayer.others == []
-
-
 def test_where_members_outnumber_lanes_every_one_has_its_turn(stage: Stage) -> None:
     members = [member(stage, f"m{n}") for n in range(5)]
     for _ in range(2):
@@ -161,45 +144,19 @@ def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stag
     assert one.beat(Heartbeat, demand=False)
 
 
-def test_names_of_two_consumers_of_one_process_differ() -> None:
-    assert member_name() != member_name()
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "{",
         "[]",
-        "7",
-        "null",
         "[" * 100_000,
         '{"demand":1}',
         '{"busy":"2"}',
         '{"ready":-1}',
-        '{"threads":true}',
-        '{"lanes":3}',
-        '{"lanes":"01"}',
         '{"lanes":[0,null]}',
-        '{"runs":3}',
-        '{"runs":["ab",["a"]]}',
         '{"runs":[["a",1,2]]}',
-        '{"runs":[[1,2]]}',
-        '{"runs":[["a",-1]]}',
-        '{"runs":[["a",null]]}',
-        '{"free":-1}',
         '{"free":513}',
-        '{"free":true}',
-        '{"surplus":"9"}',
-        '{"oldest_ms":-9}',
-        '{"begun":1.5}',
-        '{"number":null}',
-        '{"version":-1}',
-        '{"leaving":1}',
-        '{"parted":[1]}',
-        '{"parted":3}',
         '{"parted":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"]}',
-        '{"holder":7}',
     ],
 )
 def test_a_heartbeat_that_cannot_be_read_is_passed_over(

@@ -14,7 +14,6 @@ from forked import Process
 
 from shardq import Consumer, Depth, connect
 from shardq.errors import StoreCorrupt, StoreUnavailable
-from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Upkeep
 from shardq.records.folded import stored_totals
 from shardq.records.membership import Heartbeat
@@ -56,15 +55,6 @@ def run(stage: Stage, one: Upkeep, seconds: float) -> None:
     until_us = stage.clock.boot_us() + round(seconds * 1e6)
     while stage.clock.boot_us() < until_us:
         stage.clock.advance(max(one.step() or 0, 0.01))
-
-
-def test_check_all_mends_what_a_crashed_process_has_put_and_not_counted(stage: Stage) -> None:
-    crashed, queue = stage.connect().queue("mail"), stage.connect().queue("mail")
-    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
-    assert queue.totals().present == 0
-    assert queue.check_all().mended == 6
-    assert (queue.totals().present, queue.depth()) == (6, Depth(0, 6, 0, exact=False))
-    assert queue.check_all().mended == 0
 
 
 def test_check_all_mends_what_a_crashed_process_has_ended_and_not_counted(stage: Stage) -> None:
@@ -204,19 +194,6 @@ def put_during_a_count(stage: Stage, queue: Queue, verb: str) -> None:
         count_open(queue, "web:2", put=4)
 
     stage.faults.call(verb, put_and_store, after=True)
-
-
-def test_a_consumer_counts_again_at_rest_where_others_put_meanwhile(stage: Stage) -> None:
-    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
-    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
-    count_open(queue, "web:1")
-    stage.clock.advance(6)
-    chore = upkeep(queue, "reader")
-    put_during_a_count(stage, queue, "count")
-    run(stage, chore, 3)
-    assert stored(queue).folded.rough
-    run(stage, chore, 10)
-    assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
 
 
 def test_a_consumer_counts_again_beside_those_that_never_rest_where_that_is_quick(
@@ -434,17 +411,3 @@ def test_totals_are_right_again_after_a_process_was_killed_as_it_counted(
         assert (totals.present, queue.depth().waiting) == (rows, rows)
         assert (totals.put, totals.cancelled) == (before.put, before.cancelled)
         assert queue.check_all().mended == 0
-
-
-def test_every_row_is_counted_with_the_due_of_the_last(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put_many({"body": "x", "delay": f"{day}d"} for day in (0, 1, 400))
-    home = queue._home
-    counting = DepthCounter(home.store, home.clock, home.register).inventory()
-    next(counting)
-    with pytest.raises(StopIteration) as ended:
-        next(counting)
-    found = ended.value.value
-    far_ms = stage.clock.now_ms() + 400 * 86_400_000
-    assert found.rows == 3
-    assert far_ms <= found.farthest_ms < far_ms + 60_000

@@ -9,7 +9,6 @@ import pytest
 
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue
 from shardq.model import formats
-from shardq.model.receipt import Receipt
 from shardq.records.register import REFRESH_US, Register
 from shardq.testing import Stage
 
@@ -166,12 +165,6 @@ def test_a_queue_of_the_dead_that_is_not_there_says_that_nothing_has_died(stage:
     mail.drop()
     with pytest.raises(UnknownQueue, match="no queue 'mail'; make it"):
         db.queue("mail.dead", create=False)
-
-
-def test_receipts_of_all_processes_are_signed_alike(stage: Stage) -> None:
-    mine, other = register_of(stage), register_of(stage)
-    position = stage.connect().queue("mail").put("x")._row.position
-    assert mine.signer.sign(Receipt(position, 3)) == other.signer.sign(Receipt(position, 3))
 
 
 def test_a_change_that_finds_another_made_meanwhile_starts_from_that(stage: Stage) -> None:

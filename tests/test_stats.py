@@ -32,16 +32,6 @@ def test_a_quantile_is_right_to_within_a_bucket(late: list[int], fraction: float
     assert told <= max(sorted(late)[min(int(rank), len(late) - 1)], 100) / 1_000 * 1.126
 
 
-def test_the_median_of_one_delivery_is_its_lateness() -> None:
-    histogram = Lateness()
-    histogram.add(10_000)
-    assert histogram.quantile(0.5) == pytest.approx(10.0, rel=0.126)
-
-
-def test_no_deliveries_have_no_quantile() -> None:
-    assert Lateness().quantile(0.5) is None
-
-
 @given(st.lists(MICROS), st.lists(MICROS))
 def test_merged_histograms_are_that_of_all_deliveries(one: list[int], other: list[int]) -> None:
     first, second, both = Lateness(), Lateness(), Lateness()
@@ -54,21 +44,6 @@ def test_merged_histograms_are_that_of_all_deliveries(one: list[int], other: lis
     first.merge(second)
     assert first.buckets == both.buckets
     assert first.count == len(one) + len(other)
-
-
-def test_totals_read_back_as_stored() -> None:
-    totals = Totals(put=3, acked=2, buried=1)
-    totals.lateness.add(1_000)
-    read = Totals.from_json(totals.to_json(), "mail")
-    assert read.to_json() == totals.to_json()
-    assert (read.put, read.acked, read.gone) == (3, 2, 3)
-    assert read.lateness.buckets == totals.lateness.buckets
-
-
-def test_merging_adds_every_count() -> None:
-    one = Totals(put=1, purged=1)
-    one.merge(Totals(put=2, late_repaired=5))
-    assert (one.put, one.purged, one.late_repaired) == (3, 1, 5)
 
 
 def log_on(stage: Stage) -> StatsLog:
@@ -98,18 +73,6 @@ def test_totals_are_due_for_storing_after_5_s_and_only_where_changed() -> None:
         assert log.is_due()
 
 
-def test_each_hour_has_a_row_and_nothing_is_counted_twice() -> None:
-    with Stage() as stage:
-        log = log_on(stage)
-        for _ in range(50):
-            log.add(put=2)
-            stage.clock.advance(300)
-            log.store()
-            log.store()
-        assert stored(stage).put == 100
-        assert len(stage._store.notes(STATS, ("mail",))) == 5
-
-
 def test_threads_count_together() -> None:
     with Stage() as stage:
         log = log_on(stage)
@@ -124,19 +87,6 @@ def test_threads_count_together() -> None:
         for thread in threads:
             thread.join()
         assert (log.totals.put, log.totals.acked) == (4_000, 4_000)
-
-
-def test_counts_that_the_store_did_not_take_are_stored_later() -> None:
-    with Stage() as stage:
-        log = log_on(stage)
-        log.add(put=3)
-        stage.faults.fail("note stats")
-        with pytest.raises(Exception, match="away"):
-            log.store()
-        stage.clock.advance(6)
-        assert log.is_due()
-        log.store()
-        assert stored(stage).put == 3
 
 
 def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
@@ -206,21 +156,6 @@ def test_what_a_consumer_does_is_stored_at_once_and_closed_at_rest() -> None:
         assert [row.is_open for row in consumer_rows(stage)] == [True]
         stage.drive(consumer, seconds=1)
         assert [row.is_open for row in consumer_rows(stage)] == [False]
-
-
-def test_a_consumer_that_is_busy_stores_its_totals_every_2_s_and_no_more() -> None:
-    with Stage() as stage:
-        queue = stage.connect().queue("mail")
-        consumer = Consumer(queue, lambda _: None)
-        before = stage.faults.calls.get("note stats", 0)
-        for _ in range(100):
-            queue.put_many([b"x"] * 20)
-            stage.drive(consumer, seconds=0.1)
-        stored = stage.faults.calls["note stats"] - before
-        # Those of what was put, by a connection without a thread, are among them.
-        assert 5 <= stored <= 9
-        stage.drive(consumer, seconds=5)
-        assert consumer_rows(stage)[0].acked == 2_000
 
 
 def test_a_consumer_that_crashed_is_told_apart_from_one_that_ended() -> None:

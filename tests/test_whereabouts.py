@@ -11,7 +11,6 @@ from worlds import World, on_each_store
 
 from shardq import Consumer, Found, Where
 from shardq.errors import BadName, BadReceipt
-from shardq.records.membership import Heartbeat
 from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import Stage
 
@@ -228,19 +227,6 @@ def test_one_behind_its_groups_head_says_which_and_where_that_is(queue: Queue) -
     assert state_of(queue, second.id).where is not Where.BEHIND
 
 
-def test_one_behind_a_head_that_is_due_too_says_so(queue: Queue, world: World) -> None:
-    first = queue.put("0", group="g")
-    world.pass_time(0.01)
-    second = queue.put("1", group="g")
-    other = queue.put("2", group="h")
-    beat(queue, runs=[[first.id, world.clock.now_ms()]], busy=1, running=1)
-    state = state_of(queue, second.id)
-    assert (state.where, state.behind) == (Where.BEHIND, first.id)
-    assert state.head is not None
-    assert (state.head.where, state.head.member) == (Where.RUNNING, "mailer")
-    assert state_of(queue, other.id).where is Where.READY
-
-
 def test_one_of_a_group_that_was_snoozed_for_longer_than_its_head_is_snoozed(queue: Queue) -> None:
     first, second, third = (queue.put(f"{n}", group="g") for n in range(3))
     [taken] = receive(queue)
@@ -406,14 +392,3 @@ def test_damaged_headers_hide_no_state(queue: Queue) -> None:
     state = queue.state_of(sent.id)
     assert state is not None
     assert state.where is Where.WAITING
-
-
-def test_a_heartbeat_tells_what_it_runs_to_whoever_looks() -> None:
-    with Stage() as stage:
-        queue = stage.connect().queue("mail")
-        sent = queue.put("a")
-        told = Heartbeat(threads=1, running=1, busy=1, runs=((sent.id, stage.clock.now_ms()),))
-        beat(queue, **json.loads(told.to_json()))
-        found = queue.find(sent.id)
-        assert found is not None
-        assert str(found.state).startswith("runs in mailer since ")
