@@ -237,7 +237,7 @@ class CalendarCounter:
         else:
             for start_ms, tally in self._together(at_ms, until_ms - 1):
                 yield start_ms, tally.rows if has_claims else tally.rows - tally.claims
-        for row in scan.put_off(self._store, self._register, at_ms):
+        for row in scan.postponed(self._store, self._register, at_ms):
             is_counted = (has_claims or row.claim is None) and not self._register.is_purged(row)
             if is_counted and row.ready_ms < until_ms:
                 yield row.ready_ms, 1

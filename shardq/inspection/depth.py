@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.model.names import is_dead_queue
@@ -91,38 +91,12 @@ class Inventory:
     ended: int = 0
 
 
-class _Tallied(NamedTuple):
-    """The counts of rows between two dues.
-
-    Attributes:
-        rows: How many.
-        claims: How many are claims.
-        put_off: How many may not be delivered by the later of the two dues.
-        put_off_claims: How many of these are claims.
-    """
-
-    rows: int = 0
-    claims: int = 0
-    put_off: int = 0
-    put_off_claims: int = 0
-
-    @classmethod
-    def of(cls, row: Row, until_ms: int) -> _Tallied:
-        """The counts of one row."""
-        is_claim, is_put_off = row.claim is not None, row.ready_ms > until_ms
-        return cls(1, is_claim, is_put_off, is_claim and is_put_off)
-
-    def plus(self, other: _Tallied) -> _Tallied:
-        """The sum of two."""
-        return _Tallied._make(map(sum, zip(self, other, strict=True)))
-
-
 @dataclass(slots=True)
 class _CountedRows:
-    """The counts of a queue's rows around a due.
+    """The counts of a queue's rows around now.
 
     Attributes:
-        due: Rows that may be delivered by then.
+        due: Rows that may be delivered by now.
         later: The others, including claims.
         claims: How many of the others are claims.
     """
@@ -131,16 +105,10 @@ class _CountedRows:
     later: int = 0
     claims: int = 0
 
-    def add_due(self, found: _Tallied) -> None:
-        """Count rows that are due by then."""
-        self.due += found.rows - found.put_off
-        self.later += found.put_off
-        self.claims += found.put_off_claims
-
-    def add_later(self, found: _Tallied) -> None:
-        """Count rows that are due later."""
-        self.later += found.rows
-        self.claims += found.claims
+    def add_later(self, rows: int, claims: int) -> None:
+        """Count rows that may not be delivered yet."""
+        self.later += rows
+        self.claims += claims
 
     def depth(self, running: int, far: int, *, exact: bool) -> Depth:
         """The depth by these counts.
@@ -234,9 +202,9 @@ class DepthCounter:
         counted = _CountedRows()
         for part in self._parts(self._store.indexed(self._register.name, range(NEVER))):
             due = [shard for shard in part if shard.minute <= now_minute]
-            counted.add_due(self._tally(due, -1, now_ms, since_us, exact=True))
+            self._count_due(counted, due, -1, now_ms, since_us, exact=True)
             later = [shard for shard in part if shard.minute >= now_minute]
-            counted.add_later(self._tally(later, now_ms, _FAR_MS, since_us))
+            self._count_later(counted, later, now_ms, since_us)
         return counted.depth(running, 0, exact=True)
 
     def inventory(self) -> Generator[float, None, Inventory]:
@@ -258,7 +226,8 @@ class DepthCounter:
                     is_reached = row.entered_us < settings.purged_before_us
                     doomed += is_reached and not is_former and row.claim is None
             else:
-                rows += self._tally(part, -1, _FAR_MS, 0).rows
+                tallies = scan.tallies(self._store, part, -1, _FAR_MS, purpose="depth")
+                rows += sum(tally.rows for some in tallies for tally in some.values())
             farthest_ms = layout.end_ms(part[-1].minute) - 1
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
@@ -290,9 +259,9 @@ class DepthCounter:
         looked = 0
         for part in self._parts(shards):
             due = [shard for shard in part if shard.minute <= now_minute]
-            counted.add_due(self._tally(due, after_ms, now_ms, since_us))
+            self._count_due(counted, due, after_ms, now_ms, since_us)
             ahead = [one for one in part if one.minute >= now_minute and one.lane in polled]
-            counted.add_later(self._tally(ahead, now_ms, _FAR_MS, since_us))
+            self._count_later(counted, ahead, now_ms, since_us)
             looked += len(ahead)
             if part[-1].minute > least_minute and (
                 counted.later >= _ROWS_MAX or looked >= _SHARDS_MAX
@@ -358,46 +327,64 @@ class DepthCounter:
         shards = (shard for shard in found if layout.has_lane(shard.lane))
         return scan.parts(shards, _PART, first=_PART_FIRST)
 
-    def _tally(
+    def _count_due(
         self,
+        counted: _CountedRows,
         shards: Sequence[Shard],
         after_ms: int,
-        until_ms: int,
+        now_ms: int,
         since_us: int,
         *,
         exact: bool = False,
-    ) -> _Tallied:
-        """Count rows of shards between two dues, and the postponed ones among them.
+    ) -> None:
+        """Count rows of shards that are due by now; postponed ones count as later.
 
         Args:
+            counted: Gets the counts.
             shards: The shards.
             after_ms: Rows due by then are left out.
-            until_ms: Rows due later are left out.
+            now_ms: Epoch milliseconds.
             since_us: If above 0, rows are read, and those that entered before it are left out.
             exact: True to read all rows of groups for postponed ones. Else, in shards beyond
                 `_WAITS_ROWS_MAX`, rows whose time has come meanwhile also count as postponed.
         """
-        total = _Tallied()
         if since_us:
             for row in self._rows_of(shards):
-                if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
-                    total = total.plus(_Tallied.of(row, until_ms))
-            return total
+                if row.entered_us < since_us or not after_ms < row.due_ms <= now_ms:
+                    continue
+                if row.ready_ms > now_ms:
+                    counted.add_later(1, row.claim is not None)
+                else:
+                    counted.due += 1
+            return
         layout = self._register.layout
         room = math.inf if exact else _WAITS_ROWS_MAX
-        for counted in scan.tallies(self._store, shards, after_ms, until_ms, purpose="depth"):
-            for shard, tally in counted.items():
+        for found in scan.tallies(self._store, shards, after_ms, now_ms, purpose="depth"):
+            for shard, tally in found.items():
                 # In groups a claim is postponed as well; elsewhere no row is.
-                put_off, claims = tally.waits, tally.claims if tally.waits else 0
+                postponed, claims = tally.waits, tally.claims if tally.waits else 0
                 if tally.waits and tally.rows <= room:
                     room -= max(tally.rows, _WAITS_ROWS_MIN)
                     one = scan.whole(layout, shard, _PAGE, "depth")
                     waits = scan.waits_of(self._store, one, tally)
-                    later = [row for row in waits if row.ready_ms > until_ms]
-                    put_off = len(later)
+                    later = [row for row in waits if row.ready_ms > now_ms]
+                    postponed = len(later)
                     claims = sum(row.claim is not None for row in later)
-                total = total.plus(_Tallied(tally.rows, tally.claims, put_off, claims))
-        return total
+                counted.due += tally.rows - postponed
+                counted.add_later(postponed, claims)
+
+    def _count_later(
+        self, counted: _CountedRows, shards: Sequence[Shard], now_ms: int, since_us: int
+    ) -> None:
+        """Count rows of shards that are due later; for arguments see `_count_due`."""
+        if since_us:
+            for row in self._rows_of(shards):
+                if row.entered_us >= since_us and row.due_ms > now_ms:
+                    counted.add_later(1, row.claim is not None)
+            return
+        for found in scan.tallies(self._store, shards, now_ms, _FAR_MS, purpose="depth"):
+            for tally in found.values():
+                counted.add_later(tally.rows, tally.claims)
 
     def _rows_of(self, shards: Iterable[Shard]) -> Iterator[Row]:
         """The rows of shards, without their bodies."""

@@ -304,16 +304,16 @@ def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]
     return grouped
 
 
-def put_off(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
+def postponed(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
     """Due messages of groups that may be delivered later than now; without bodies."""
     layout = register.layout
     if not layout.groups_used:
         return
     found = open_shards(store, register, layout.minute_of(now_ms) + 1, now_ms)
     of_groups = (shard for shard in found if layout.is_of_groups(shard.lane))
-    for counted in tallies(store, of_groups, -1, now_ms, purpose="put off"):
+    for counted in tallies(store, of_groups, -1, now_ms, purpose="postponed"):
         for shard, tally in counted.items():
-            one = whole(layout, shard, _PAGE_ROWS[1], "put off")
+            one = whole(layout, shard, _PAGE_ROWS[1], "postponed")
             yield from (row for row in waits_of(store, one, tally) if row.ready_ms > now_ms)
 
 

@@ -76,7 +76,7 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a key may do, as stored.
+    """The rights of a key, as stored.
 
     Attributes:
         levels: The letters of its levels.

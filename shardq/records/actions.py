@@ -1,4 +1,4 @@
-"""Commands that changed or removed something, by server and shell: who did what, and its outcome.
+"""Commands by server and shell that changed something: the user, the command, its outcome.
 
 Neither bodies nor secrets are in it. A row is kept for 90 days.
 """

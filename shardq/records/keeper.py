@@ -79,7 +79,7 @@ class Keeper:
                 self._start()
 
     def forget(self, task: Task) -> None:
-        """Call a task no more; a call under way goes on."""
+        """Call a task no more; a call under way continues."""
         with self._lock:
             self._due.pop(task, None)
 

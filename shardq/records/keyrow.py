@@ -46,7 +46,7 @@ _PLACE = re.compile(
 
 
 class Does(Enum):
-    """What a message does, in its key's state."""
+    """The two stages of a message, in its key's state."""
 
     WAITING = "waiting"
     BEGUN = "begun"
@@ -217,7 +217,7 @@ class KeyRow:
 
     @property
     def messages(self) -> list[str]:
-        """The messages whose notes tell the places of their rows."""
+        """The messages whose notes have the places of their rows."""
         behind = None if self.behind is None else self.behind.message
         return [one for one in (self.message, self.message_before, behind) if one is not None]
 

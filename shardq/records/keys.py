@@ -168,7 +168,7 @@ class MessageKeys(KeyChanges):
         )
 
     def seek(self, asked: Iterable[str], *, watched_ms: int = 0) -> dict[str, Standing]:
-        """What names stand for, with their messages' rows: a `look`, and a read of each shard.
+        """The standings of names, with their messages' rows: a `look`, and a read of each shard.
 
         A row that is not found may have moved between the two reads: both are repeated until the
         key's row is the same twice.
@@ -200,7 +200,7 @@ class MessageKeys(KeyChanges):
         return standings | {name: Standing(key, None, Is.PENDING) for name, key in left.items()}
 
     def await_row(self, name: str, within_us: int) -> Standing | None:
-        """What a name stands for, once it is not pending.
+        """The standing of a name, once it is not pending.
 
         Args:
             name: The name.

@@ -152,7 +152,7 @@ def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def tasks_told(tasks: Iterable[str]) -> tuple[str, ...]:
-    """The tasks of runs that a heartbeat has room for; of the others it tells none.
+    """The tasks of runs that a heartbeat has room for; an empty text for each other run.
 
     >>> tasks_told(["shop.charge", "", ""]), tasks_told(["", ""])
     (('shop.charge', '', ''), ())

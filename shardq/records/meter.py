@@ -1,4 +1,4 @@
-"""What one process measures of itself and no store keeps: run times, lateness, store times.
+"""The measures of one process, which no store keeps: run times, lateness, store times.
 
 ```
  engines ── run times and lateness, a batch at a time ──┐
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 NAMES_MAX = 500
-"""Names of queues or of tasks that are told apart; what comes later is counted as `OTHER`."""
+"""Names of queues or of tasks that are counted apart; later ones are counted as `OTHER`."""
 OTHER = "other"
 BOUNDS_US = tuple(
     round(seconds * 1e6)
@@ -50,8 +50,8 @@ _VERBS = (
 
 Labels: TypeAlias = tuple[str, ...]
 Counted: TypeAlias = dict[str, list[tuple[list[str], list[float]]]]
-"""What is measured -> its labels, and its buckets followed by the sum of all values; the values
-are in microseconds. Of what has no buckets, the sum alone."""
+"""What is measured -> its labels, and its buckets followed by the sum of all values, in
+microseconds; the sum alone if there are no buckets."""
 
 
 class Known:
@@ -80,8 +80,8 @@ class Meter:
 
     Attributes:
         is_on: True if something is to be measured.
-        queues: Names of queues that are told apart.
-        tasks: Names of tasks that are told apart.
+        queues: Names of queues that are counted apart.
+        tasks: Names of tasks that are counted apart.
         gauges: Name of a metric -> returns its value now.
     """
 
@@ -94,7 +94,7 @@ class Meter:
         self._counts: dict[tuple[str, Labels], list[float]] = {}
         self._lock = locks.new()
         self._calls: dict[int, int] = {}
-        """Thread -> since when it waits for the store, time since boot."""
+        """Thread -> when it began to wait for the store, time since boot."""
         self._ended: dict[int, int] = {}
         """Thread -> when the store answered it last, time since boot."""
         locks.in_child(self, Meter._begin_child)
@@ -104,7 +104,7 @@ class Meter:
 
         Args:
             store: The store whose calls are timed.
-            clock: Tells the time since boot.
+            clock: The clock that times them.
         """
         self.is_on = True
         self.time_store(store, clock)
@@ -126,9 +126,9 @@ class Meter:
 
         Args:
             what: What was measured.
-            labels: Of what.
+            labels: Its labels.
             values: Microseconds, or calls.
-            bounds: The upper bounds of the buckets, always the same of one kind.
+            bounds: The upper bounds of the buckets, always the same for one kind.
         """
         with self._lock:
             counts = self._counts.get((what, labels))
@@ -139,7 +139,7 @@ class Meter:
                 for value in values:
                     counts[bisect_left(bounds, value)] += 1
                 return
-            # Of a large batch each value costs a tenth of that.
+            # In a large batch each value costs a tenth of that.
             ordered, before = sorted(values), 0
             for place, bound in enumerate(bounds):
                 until = bisect_right(ordered, bound)
@@ -166,11 +166,11 @@ class Meter:
             return found
 
     def store_calls_us(self, thread_id: int) -> tuple[int | None, int]:
-        """When a thread called the store, time since boot.
+        """When a thread called the store, and when it got the last answer, times since boot.
 
         Returns:
-            Since when it waits for an answer, None if it does not; and when it got the last one, 0
-            for never.
+            When its present wait began, None if it does not wait; and when it got the last answer,
+            0 for never.
         """
         return self._calls.get(thread_id), self._ended.get(thread_id, 0)
 

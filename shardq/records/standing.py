@@ -1,4 +1,4 @@
-"""What a name stands for, and why a row may not begin, by the key's row and the rows found. Pure.
+"""Judges what a name stands for and why a row may not begin, by the rows found. Pure.
 
 ```
  nobody's ────────────────────────────────► FREE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Is(Enum):
-    """What a name stands for."""
+    """The meanings of a name."""
 
     FREE = "free"
     """No message."""
@@ -91,7 +91,7 @@ class View(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a name stands for, at the time of the read.
+    """The meaning of a name, at the time of the read.
 
     Attributes:
         key: The key's row.

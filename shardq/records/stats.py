@@ -229,7 +229,7 @@ class StatsRow(Totals):
 
     @property
     def digest(self) -> str:
-        """Eight characters that tell the row from others of its queue: 10^14 are possible."""
+        """Eight characters that distinguish the row in its queue: 10^14 are possible."""
         key = f"{self.minute}/{self.member}".encode()
         return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
 
@@ -260,7 +260,7 @@ class StatsLog:
         keeper: Calls `keep` in time while something is counted. None: the owner calls it.
         is_timed: True if `keep` is called in time. Else no row is ever open, and totals are due
             every 5 s.
-        meter: Counts lateness for this process as well; None: nobody asks for that.
+        meter: Counts lateness for this process as well; None: no meter does.
 
     Attributes:
         totals: The row under way, without the lateness of the last minute; count through `add`.

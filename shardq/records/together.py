@@ -1,4 +1,4 @@
-"""Notes of many queues that were read together, for those who read the notes of one."""
+"""Notes of many queues that were read together, for readers of the notes of one queue."""
 
 from __future__ import annotations
 
