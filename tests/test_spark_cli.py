@@ -368,7 +368,10 @@ def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
         check=True,
     ).stdout.strip()
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    job = ["simulate", "--timers", "1000", "--json"]
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    with shardq.connect(store) as db:
+        db.queue("mail").put("x", delay="1h")
+    job = ["backlog", "--queue", "mail", "--json"]
 
     for words in (
         [str(submit), "--master", "local[1]", script, *job],
@@ -377,10 +380,10 @@ def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
         done = subprocess.run(
             words,
             # spark-submit takes the python3 of PATH otherwise.
-            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SHARDQ_STORE": store},
             capture_output=True,
             text=True,
             cwd=tmp_path,
             check=True,
         )
-        assert json.loads(done.stdout)["timers"]["count"] == 1_000, done
+        assert json.loads(done.stdout)["messages"] == 1, done

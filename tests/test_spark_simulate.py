@@ -1,16 +1,15 @@
-"""Made-up timers lie where the core would put them, and all of them are counted."""
+"""Made-up timers lie as real ones would, and each of them is counted once."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from pyspark_shardq.jobs import simulate
 from pyspark_shardq.jobs.simulate import Timers
@@ -18,104 +17,67 @@ from pyspark_shardq.spread import Spread
 from shardq.errors import BadSetting, BadTime
 from shardq.model.shard import Layout
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = pytest.mark.spark
-
-DAY_MS, HOUR_MS = 86_400_000, 3_600_000
+DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
 START_MS = 1_893_456_000_000
 
 
-def dues(spark: SparkSession, timers: Timers) -> DataFrame:
-    return simulate.named(spark, timers).select((F.col("due_ms") - START_MS).alias("at_ms"))
+def part_due(timers: Timers, first_ms: float, last_ms: float) -> float:
+    """The part of all timers that is due from an offset on, and before another."""
+    before = simulate.due_before(timers, np.array([first_ms, last_ms]))
+    return float(before[1] - before[0])
 
 
-def test_timers_are_counted_in_the_shards_that_the_core_would_put_them_in(
-    spark: SparkSession,
-) -> None:
-    chance = random.Random(3)
-    layout = Layout("mäil", minute_ms=7_000, bands=3, lanes_written=5, lanes_read=9, first_lane=12)
-    scripts = [(0x20, 0x7E), (0xA0, 0xD7FF), (0x10000, 0x10FFFF)]
-    made = [
+@pytest.mark.parametrize(
+    ("shape", "share", "parts"),
+    [
+        ("even", 0, {(0, DAY_MS): 0.5, (5_000, 6_000): 1_000 / (2 * DAY_MS)}),
         (
-            "".join(
-                chr(chance.randint(*chance.choice(scripts))) for _ in range(chance.randint(0, 9))
-            ),
-            START_MS + chance.randrange(100_000),
-            chance.randrange(3),
-        )
-        for _ in range(2_000)
-    ]
-    frame = spark.createDataFrame(made, "name string, due_ms long, band int")
-
-    found = simulate.shards(frame, layout).collect()
-
-    expected = Counter(
-        (layout.minute_of(due_ms), layout.named_lane(name, band), band)
-        for name, due_ms, band in made
-    )
-    assert {(row.minute, row.lane, row.band): row.rows for row in found} == expected
-
-
-def test_the_same_timers_are_made_up_in_each_run_and_however_they_are_cut(
-    spark: SparkSession,
+            "hourly",
+            0.25,
+            {(0, 1): 0.25 / 48, (1, HOUR_MS): 0.75 / 48, (HOUR_MS, 2 * DAY_MS): 47 / 48},
+        ),
+        ("burst", 0.8, {(DAY_MS, DAY_MS + MINUTE_MS): 0.8, (0, DAY_MS): 0.1}),
+        ("daily", 0, {(0, DAY_MS): 0.5, (2 * HOUR_MS, 14 * HOUR_MS): 0.25}),
+    ],
+)
+def test_dues_have_the_shape_asked_for(
+    shape: str, share: float, parts: dict[tuple[int, int], float]
 ) -> None:
-    timers = Timers(1_000, START_MS, shape="daily", weights=(1, 3))
-    first = simulate.named(spark, timers, 2).collect()
+    timers = Timers(1, START_MS, 2 * DAY_MS, shape, share)
 
-    cut = simulate.named(spark, timers, 2).repartition(7).collect()
-    assert sorted(cut) == sorted(first)
-    assert len({row.name for row in first}) == 1_000
-    assert Counter(row.band for row in first)[1] == pytest.approx(750, abs=60)
-
-
-def test_dues_have_the_shape_asked_for(spark: SparkSession) -> None:
-    def counted(timers: Timers, *conditions: Any) -> list[int]:
-        [row] = dues(spark, timers).agg(*(F.count_if(one) for one in conditions)).collect()
-        return list(row)
-
-    at = F.col("at_ms")
-    within = (at >= 0) & (at < 2 * DAY_MS)
-    hour = F.floor(at / HOUR_MS) % 24
-
-    even = Timers(20_000, START_MS, 2 * DAY_MS)
-    assert counted(even, within, at < DAY_MS) == [20_000, pytest.approx(10_000, abs=400)]
-
-    daily = Timers(20_000, START_MS, 2 * DAY_MS, "daily")
-    all_of_them, high, low = counted(daily, within, hour.isin(13, 14), hour.isin(1, 2))
-    assert all_of_them == 20_000
-    assert high / low == pytest.approx(10, rel=0.25)
-
-    hourly = Timers(20_000, START_MS, 2 * DAY_MS, "hourly", share=0.25)
-    assert counted(hourly, within, at % HOUR_MS == 0) == [20_000, pytest.approx(5_000, abs=300)]
-
-    burst = Timers(20_000, START_MS, 2 * DAY_MS, "burst", share=0.8)
-    minute = (at >= DAY_MS) & (at < DAY_MS + 60_000)
-    assert counted(burst, within, minute) == [20_000, pytest.approx(16_000, abs=300)]
+    assert part_due(timers, 0, 2 * DAY_MS) == pytest.approx(1)
+    assert part_due(timers, -DAY_MS, 0) == 0
+    for (first_ms, last_ms), part in parts.items():
+        assert part_due(timers, first_ms, last_ms) == pytest.approx(part, rel=0.001)
 
 
-def test_shards_are_kept_in_few_parts_whatever_spark_makes_by_itself(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Several tasks make timers up, so that their counts meet in as many parts as Spark makes.
-    monkeypatch.setattr(simulate, "_TASK_ROWS", 500)
-    before = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", "32")
-    try:
-        table = simulate.kept(spark, Timers(2_000, START_MS), Layout("mail"))
-        parts = table.select(F.spark_partition_id()).distinct().count()
-        table.unpersist()
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", str(before))
-    assert parts == 1
+def test_a_day_has_its_most_timers_at_14_and_a_tenth_of_them_at_night() -> None:
+    timers = Timers(1, START_MS, DAY_MS, "daily")
+
+    by_hour = [part_due(timers, n * HOUR_MS, (n + 1) * HOUR_MS) for n in range(24)]
+
+    assert by_hour.index(max(by_hour)) in (13, 14)
+    assert by_hour.index(min(by_hour)) in (1, 2)
+    assert max(by_hour) / min(by_hour) == pytest.approx(10, rel=0.1)
+
+
+def test_lanes_are_drawn_as_uneven_as_hashes_of_names_make_them() -> None:
+    layout = Layout("timers", lanes_written=16, lanes_read=16)
+    chance = random.Random(3)
+    named = Counter(layout.named_lane(chance.randbytes(9).hex(), 0) for _ in range(20_000))
+    most_of_mean = max(named.values()) * 16 / 20_000
+
+    drawn = [simulate.run(20_000, queue=f"q{n}", lanes=16).lane_balance for n in range(20)]
+
+    assert min(drawn) < most_of_mean < max(drawn)
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession) -> simulate.SimulateReport:
+def report() -> simulate.SimulateReport:
     return simulate.run(
-        spark, 50_000, over="1h", shape="burst", share=1, lanes=3, bands=2, nodes=5, replicas=3
-    )
+        50_000, over="1h", shape="burst", share=1, lanes=3, bands=2, weights=(1, 3),
+        nodes=5, replicas=3,
+    )  # fmt: skip
 
 
 def test_every_timer_is_counted_once_in_its_lane_and_once_for_each_copy(
@@ -124,9 +86,12 @@ def test_every_timer_is_counted_once_in_its_lane_and_once_for_each_copy(
     loads = report.spread.lanes
     assert sum(load.rows for load in loads.values()) == 50_000
     assert [band for band, _ in loads] == [0, 1] * 3
+    low = sum(load.rows for (band, _), load in loads.items() if band == 1)
+    assert low == pytest.approx(37_500, abs=500)
     assert sum(node.rows for node in report.nodes) == 3 * 50_000
-    assert sum(node.peak_rate for node in report.nodes) > 3 * 20_000 / 60
+    assert sum(node.peak_rate for node in report.nodes) == pytest.approx(3 * 50_000 / 60)
     assert (report.shards, report.hot) == (6, 0)
+    assert report.rows[0] <= report.rows[1] <= report.rows[2] <= report.rows[3]
     assert report.rows[3] == report.hottest[0].rows
     assert report.rows[3] == max(load.fullest for load in loads.values())
     assert sum(load.shards for load in loads.values()) == report.shards
@@ -136,11 +101,17 @@ def test_every_timer_is_counted_once_in_its_lane_and_once_for_each_copy(
     assert 1 <= report.lane_balance < 1.1
 
 
-def test_a_shard_is_hot_that_has_more_than_a_lane_is_meant_for(spark: SparkSession) -> None:
+def test_each_run_draws_the_same_and_few_timers_over_long_are_all_there() -> None:
+    asked: dict[str, Any] = {"over": "3650d", "lanes": 2, "shape": "hourly", "share": 1}
+    once, again = simulate.run(1_000, **asked), simulate.run(1_000, **asked)
+
+    assert once.to_json() == again.to_json()
+    assert sum(load.rows for load in once.spread.lanes.values()) == 1_000
+
+
+def test_a_shard_is_hot_that_has_more_than_a_lane_is_meant_for() -> None:
     # 1,667 in each second of a minute, and a minute of the queue is a second.
-    report = simulate.run(
-        spark, 100_000, over="1h", minute="1s", shape="burst", share=1, lanes=1, nodes=3
-    )
+    report = simulate.run(100_000, over="1h", minute="1s", shape="burst", share=1, lanes=1)
 
     assert (report.shards, report.hot, report.lanes_needed) == (60, 60, 2)
     assert "60 shards have more than the 1,000 messages" in report.page()
@@ -206,23 +177,14 @@ def test_as_many_lanes_are_advised_as_the_fullest_minute_needs(
         {"shape": "daily", "over": "36h"},
         {"shape": "hourly", "over": "90m"},
         {"minute": "1ms"},
+        {"minute": "1s", "over": "3650d", "lanes": 4},
         {"start": "2030-01-01T00:00"},
         {"over": "soon"},
     ],
     ids=str,
 )
 def test_what_cannot_be_simulated_is_an_error_before_anything_is_done(
-    spark: SparkSession, given: dict[str, Any]
+    given: dict[str, Any],
 ) -> None:
-    with pytest.raises((BadSetting, BadTime), match=r"must|time zone|cannot be read"):
-        simulate.run(spark, **{"timers": 10, **given})
-
-
-@pytest.mark.nightly
-def test_twenty_million_timers_take_under_20_s(spark: SparkSession) -> None:
-    begun = time.perf_counter()
-    report = simulate.run(spark, 20_000_000, shape="daily", lanes=8, bands=2, nodes=12)
-    seconds = time.perf_counter() - begun
-
-    assert report.timers.count == sum(load.rows for load in report.spread.lanes.values())
-    assert seconds < 20, f"{seconds:.1f} s"
+    with pytest.raises((BadSetting, BadTime), match=r"must|time zone|cannot be read|the most"):
+        simulate.run(**{"timers": 10, **given})

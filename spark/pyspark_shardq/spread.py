@@ -53,8 +53,6 @@ class Spread:
         layout: Layout,
         minutes: range,
         lanes: Sequence[tuple[int, int]],
-        *,
-        origin: int = 0,
     ) -> Spread:
         """How the messages of shards lie, counted in one pass.
 
@@ -63,13 +61,11 @@ class Spread:
             layout: The queue's.
             minutes: In which they are.
             lanes: Priority and lane of each that is shown, with messages or without.
-            origin: A minute at which a stretch begins.
         """
-        most = max(min(plots.BARS_MAX, _CELLS_MAX // max(len(lanes), 1)), 1)
-        bar_ms = plots.stretch_ms(len(minutes) * layout.minute_ms, layout.minute_ms, most)
-        stretch = F.floor((F.col("minute") - origin) / (bar_ms // layout.minute_ms))
+        bar_ms = stretch_for(minutes, layout, len(lanes))
+        stretch = F.floor(F.col("minute") / (bar_ms // layout.minute_ms))
         found = (
-            shards.groupBy((stretch * bar_ms + layout.start_ms(origin)), "priority", "lane")
+            shards.groupBy(stretch * bar_ms, "priority", "lane")
             .agg(F.sum("rows"), F.count("*"), F.max("rows"))
             .collect()
         )
@@ -107,3 +103,9 @@ class Spread:
             Picture(by_lane, "Messages of each lane"),
             Picture(heat, "Messages by minute and lane"),
         )
+
+
+def stretch_for(minutes: range, layout: Layout, lanes: int) -> int:
+    """The length of a stretch, where pictures have room for those of some minutes and lanes."""
+    most = max(min(plots.BARS_MAX, _CELLS_MAX // max(lanes, 1)), 1)
+    return plots.stretch_ms(len(minutes) * layout.minute_ms, layout.minute_ms, most)

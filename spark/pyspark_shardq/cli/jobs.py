@@ -233,13 +233,13 @@ def archive(where: JobPlace, *, dry_run: bool, **asked: Any) -> ArchiveReport:
         "--timers 100000000 --over 30d --nodes 12 --report p.html",
     ),
 )
-def simulate(where: JobPlace, *, start: str | None, **asked: Any) -> SimulateReport:
+def simulate(*, start: str | None, **asked: Any) -> SimulateReport:
     """Show how many timers would spread over lanes, shards and the nodes of a cluster.
 
-    Made-up timers go through the arithmetic by which messages find their shards. No store is
-    needed. It says how even that is, which shards are hot, how many lanes would be enough, and how
-    many rows and bytes each node holds.
+    Draws how many made-up timers each shard would have. Neither a store nor Spark is needed. It
+    says how even that is, which shards are hot, how many lanes would be enough, and how many rows
+    and bytes each node holds.
     """
     from pyspark_shardq import simulate
 
-    return simulate(where.session(), **(asked if start is None else asked | {"start": start}))
+    return simulate(**(asked if start is None else asked | {"start": start}))

@@ -42,8 +42,9 @@ _SESSION = (
     ),
     given("--memory SIZE", "Memory of the Java that is started here.", default="1g"),
     given("--nice", "Yield the processor to all else on this machine, to consumers above all."),
-    options.as_json,
+    options.store,
 )
+"""The options of a job on a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class JobPlace:
     """Where a job runs.
 
     Attributes:
-        name: The queue's name; None: the job is of none.
+        name: The queue's name.
         master: Of Spark.
         memory: Of Spark's Java.
         is_nice: True if others go first.
     """
 
-    name: str | None
+    name: str
     master: str | None
     memory: str
     is_nice: bool
@@ -88,19 +89,22 @@ class JobPlace:
 
         # Before Java is started, which takes seconds: what is wrong is said at once.
         url = options.store_url()
-        return connect(self.session(), self.name or "", url)
+        return connect(self.session(), self.name, url)
 
 
 def job(
     *given: Callable[[Any], Any], examples: Sequence[str], doing: str = "", bad: Exit = Exit.OK
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function that takes `JobPlace` and options, and returns a report.
+    """Make a command of a function that takes options, and returns a report.
+
+    One that has `queue` among its options is called with a `JobPlace` before them.
 
     The report is printed, as JSON where that is asked for, and written to the files of `plot` and
     `report`.
 
     Args:
-        given: The command's own options; those of a session and a store follow.
+        given: The command's own options; those of a session and a store follow where it is a job
+            on a queue.
         examples: Arguments, for the help.
         doing: What stderr shows meanwhile, where that is a terminal; before the queue's name.
         bad: The exit code where the report is not good.
@@ -110,16 +114,17 @@ def job(
         @functools.wraps(work)
         def called(
             *,
-            master: str | None,
-            memory: str,
-            nice: bool,
             queue: str | None = None,
+            master: str | None = None,
+            memory: str = "",
+            nice: bool = False,
             plot: str | None = None,
             report: str | None = None,
             **asked: Any,
         ) -> Exit:
+            where = () if queue is None else (JobPlace(queue, master, memory, nice),)
             with busy(f"{doing} {queue or ''}") if doing else nullcontext():
-                found = work(JobPlace(queue, master, memory, nice), **asked)
+                found = work(*where, **asked)
             if plot is not None:
                 Path(plot).write_bytes(found.plot())
             if report is not None:
@@ -132,9 +137,9 @@ def job(
                     click.echo(screen.exact(line))
             return Exit.OK if found.is_good else bad
 
-        last = (options.store,) if queue in given else ()
+        last = _SESSION if queue in given else ()
         command = called
-        for option in reversed((*given, *_SESSION, *last)):
+        for option in reversed((*given, options.as_json, *last)):
             command = option(command)
         program = f"python -m pyspark_shardq {work.__name__}"
         return click.command(epilog=options.examples(*(f"{program} {one}" for one in examples)))(

@@ -1,39 +1,40 @@
-"""How made-up timers would lie in lanes, shards and nodes: planning on paper, without a store.
+"""How made-up timers would lie in lanes, shards and nodes: planning on paper.
 
 ```
- spark.range ──► name, due, band ──► minute, lane ──► rows of each shard ──┬─► balance, hot shards
-   a number        draws from its      the very         all else is of     ├─► advice on lanes
-   a timer         hash: the same      arithmetic of     this small table  └─► rows and bytes a node
-                   in each run         the core
+ shape ──► timers of each minute ──► of its priorities ──► of their lanes ──┬─► balance, hot shards
+                                     drawn at random, the same in each run   ├─► advice on lanes
+                                                                             └─► rows a node
 ```
 
-No Python runs for a timer, and only what was counted is collected: hundreds of millions take no
-more memory than one.
+Messages of shards are drawn; no timer is made. So a trillion timers take as long as a million, and
+neither Spark nor a store is needed.
 """
 
 from __future__ import annotations
 
+import zlib
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
-from math import ceil, pi
+from itertools import accumulate
+from math import ceil, floor, pi, sin
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
-
-from pyspark_shardq import expressions, plots
+from pyspark_shardq import plots
 from pyspark_shardq.outcome import JobOutcome, plain
 from pyspark_shardq.page import Picture, page, section, table
-from pyspark_shardq.spread import Spread
+from pyspark_shardq.spread import LaneLoad, Spread, stretch_for
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, shown
 from shardq.model.settings import AUTO_LANES_MIN, BANDS_MAX, LANES_MAX
-from shardq.model.shard import MINUTE_MS, Layout
+from shardq.model.shard import MINUTE_MS, Layout, spans
 from shardq.model.text import plural
 from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso, span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from numpy.typing import NDArray
 
     from shardq.model.times import Due, Duration
 
@@ -73,11 +74,8 @@ _DAY_MS = 86_400_000
 _START = "2030-01-01T00:00Z"
 _TIMERS_MAX = 10**12
 _NODES_MAX = 10_000
-_TASK_ROWS = 1_000_000
-_PART_SHARDS = 500_000
-_DRAW = 1 << 40
-_FOR_DUE, _FOR_SHARE, _FOR_BAND = range(3)
-"""What a number is drawn for: each gets one of its own."""
+_SHARDS_MAX = 100_000_000
+"""Most shards that are drawn: so many take a minute."""
 _HOTTEST = 10
 
 
@@ -302,11 +300,11 @@ class SimulateReport(JobOutcome):
                     ),
                 ),
                 f"Bytes are those of bodies and {ROW_BYTES} for each row beside them, before "
-                f"compression. Which node keeps a shard follows here from a hash of Spark's "
-                f"and even token ranges, not from Cassandra's murmur3 and the ranges of a real "
-                f"cluster: the balance is alike, the places are not. One node on two cores, "
-                f"which its client shared, did {DRAIN_RATE:,} deliveries a second "
-                f"(docs/operations/cassandra.md, Size).",
+                f"compression. Which node keeps a shard is drawn here, from even token ranges, and "
+                f"does not follow from Cassandra's murmur3 and the ranges of a real cluster: the "
+                f"balance is alike, the places are not. One node on two cores, which its client "
+                f"shared, did {DRAIN_RATE:,} deliveries a second (docs/operations/cassandra.md, "
+                f"Size).",
             ),
         )
         asked = {
@@ -326,7 +324,6 @@ class SimulateReport(JobOutcome):
 
 
 def run(
-    spark: SparkSession,
     timers: int = 1_000_000,
     *,
     start: Due = _START,
@@ -342,7 +339,7 @@ def run(
     nodes: int = 3,
     replicas: int = 3,
 ) -> SimulateReport:
-    """Make timers up and count where they would lie.
+    """Draw how many made-up timers each shard has. Neither Spark nor a store is needed.
 
     Args:
         timers: How many.
@@ -353,7 +350,7 @@ def run(
         share: The part that is due on the hour (`hourly`) or in one minute (`burst`), 0 to 1.
         body_bytes: The size of each body.
         weights: How many timers each priority has beside the others; alike where empty.
-        queue: The queue's name, which takes part in the lane's hash.
+        queue: The queue's name. All that is drawn follows from it: each run gives the same report.
         lanes: Lanes of each priority, 1 to 256.
         bands: Priorities, 1 to 16.
         minute: The length of the queue's minute.
@@ -361,7 +358,7 @@ def run(
         replicas: Copies of each row.
 
     Raises:
-        BadSetting: If one of them cannot be used.
+        BadSetting: If one of them cannot be used, or makes too many shards.
         BadTime: If a time cannot be read.
     """
     start_ms, span_ms = due_ms(start, name="start"), duration_ms(over, name="over")
@@ -369,155 +366,183 @@ def run(
     made = Timers(timers, start_ms, span_ms, shape, share, body_bytes, tuple(weights))
     layout = Layout(queue, minute_ms, bands, lanes, lanes, lanes)
     _check(made, layout, nodes, replicas)
-    table = kept(spark, made, layout)
-    try:
-        return _counted(table, made, layout, nodes, replicas)
-    finally:
-        table.unpersist()
-
-
-# The plan -----------------------------------------------------------------------------------------
-
-
-def named(spark: SparkSession, timers: Timers, bands: int = 1) -> DataFrame:
-    """The timers themselves: `name`, `due_ms` and `band`. The same in each run, on any cluster."""
-    tasks = ceil(timers.count / _TASK_ROWS)
-    number = F.col("id")
-    return spark.range(0, timers.count, 1, tasks).select(
-        F.concat(F.lit("timer-"), number.cast("string")).alias("name"),
-        (F.lit(timers.start_ms) + _offset(timers, number)).alias("due_ms"),
-        _band(timers.weights or (1.0,) * bands, _draw(number, _FOR_BAND)).alias("band"),
-    )
-
-
-def shards(frame: DataFrame, layout: Layout) -> DataFrame:
-    """Messages of each shard: `minute`, `lane`, `band` and `rows`.
-
-    Args:
-        frame: `name`, `due_ms` and `band` of each message.
-        layout: The queue's.
-    """
-    lane = expressions.lane(F.col("name"), F.col("band"), layout)
-    minute = expressions.minute(F.col("due_ms"), layout)
-    placed = frame.select(minute.alias("minute"), lane.alias("lane"), "band")
-    return placed.groupBy("minute", "lane", "band").agg(F.count("*").alias("rows"))
-
-
-def kept(spark: SparkSession, timers: Timers, layout: Layout) -> DataFrame:
-    """The shards of made-up timers, in Spark's memory until `unpersist()`.
-
-    In as few parts as hold them: each count below visits all, and by itself Spark makes 200, in
-    which 20 million timers take five times as long.
-    """
-    most = min(timers.count, (timers.span_ms // layout.minute_ms + 2) * len(layout.lanes()))
-    table = shards(named(spark, timers, layout.bands), layout)
-    return table.coalesce(ceil(most / _PART_SHARDS)).persist()
-
-
-def _draw(number: Column, salt: int) -> Column:
-    """A number from 0 to 1, not included, that looks random and is always the same."""
-    return F.pmod(F.xxhash64(number, F.lit(salt)), F.lit(_DRAW)) / F.lit(_DRAW)
-
-
-def _band(weights: Sequence[float], draw: Column) -> Column:
-    chosen, below = F.lit(len(weights) - 1), sum(weights)
-    for band in reversed(range(len(weights) - 1)):
-        below -= weights[band + 1]
-        chosen = F.when(draw * sum(weights) < below, band).otherwise(chosen)
-    return chosen.cast("int")
-
-
-def _offset(timers: Timers, number: Column) -> Column:
-    """Milliseconds from the first due to a timer's."""
-    span_ms, draw = timers.span_ms, _draw(number, _FOR_DUE)
-    even = F.floor(draw * span_ms)
-    is_of_share = _draw(number, _FOR_SHARE) < timers.share
-    if timers.shape == "hourly":
-        hour = F.floor(draw * (span_ms // _HOUR_MS)) * _HOUR_MS
-        return F.when(is_of_share, hour).otherwise(even)
-    if timers.shape == "burst":
-        middle_ms = _middle(timers)
-        return F.when(is_of_share, F.floor(draw * MINUTE_MS) + middle_ms).otherwise(even)
-    if timers.shape == "daily":
-        # Half a day apart the wave's two values add up to the same everywhere: so what is drawn
-        # evenly either stays, as often as the wave is high there, or goes to the other half.
-        in_day = F.pmod(even + timers.start_ms % _DAY_MS, F.lit(_DAY_MS))
-        wave = F.cos((in_day - _PEAK_MS) * (2 * pi / _DAY_MS))
-        stays = _draw(number, _FOR_SHARE) < (wave * _WAVE + 1) / 2
-        return F.when(stays, even).otherwise(F.pmod(even + _DAY_MS // 2, F.lit(span_ms)))
-    return even
-
-
-def _middle(timers: Timers) -> int:
-    """The offset of the whole minute in the middle."""
-    middle_ms = timers.start_ms + timers.span_ms // 2
-    return max(middle_ms // MINUTE_MS * MINUTE_MS - timers.start_ms, 0)
-
-
-# Counting -----------------------------------------------------------------------------------------
-
-
-def _counted(
-    table: DataFrame, timers: Timers, layout: Layout, nodes: int, replicas: int
-) -> SimulateReport:
-    rows = F.col("rows")
-    [total] = table.agg(
-        F.count("*"),
-        F.count_if(rows > meant_for(layout)),
-        F.percentile(rows, [0.0, 0.5, 0.99, 1.0]),
-    ).collect()
-    fewest, median, p99, most = total[2]
-    hottest = table.orderBy(F.desc("rows"), "minute", "lane").limit(_HOTTEST).collect()
-    by_minute = table.groupBy("minute", "band").agg(F.sum(rows).alias("rows"))
-    [peak] = by_minute.orderBy(F.desc("rows"), "minute", "band").limit(1).collect()
-    first = layout.minute_of(timers.start_ms)
-    minutes = range(first, layout.minute_of(timers.start_ms + timers.span_ms - 1) + 1)
-    lanes = [(layout.band_of(lane), lane) for lane in layout.lanes()]
-    bytes_each = timers.body_bytes + ROW_BYTES
+    drawn = _Drawn(made, layout, nodes)
+    bytes_each = made.body_bytes + ROW_BYTES
+    sizes = sorted(drawn.sizes.items())
     return SimulateReport(
         at_ms=SystemClock().now_ms(),
-        timers=timers,
+        timers=made,
         layout=layout,
         replicas=replicas,
-        shards=total[0],
-        hot=total[1],
-        rows=(round(fewest), median, p99, round(most)),
+        shards=drawn.sizes.total(),
+        hot=sum(shards for rows, shards in sizes if rows > meant_for(layout)),
+        rows=(sizes[0][0], _quantile(sizes, 0.5), _quantile(sizes, 0.99), sizes[-1][0]),
         hottest=tuple(
             ShardLoad(
-                *(layout.start_ms(shard.minute), shard.lane, shard.band, shard.rows),
-                bytes=shard.rows * bytes_each,
-                drained_s=shard.rows / DRAIN_RATE,
+                *(layout.start_ms(-late), lane, layout.band_of(lane), rows),
+                bytes=rows * bytes_each,
+                drained_s=rows / DRAIN_RATE,
             )
-            for shard in hottest
+            for rows, late, lane in drawn.hottest
         ),
-        nodes=_nodes(table, layout, nodes, replicas, bytes_each=bytes_each, peak=peak.minute),
-        needs=needs(peak.rows, layout, bytes_each),
-        spread=Spread.of(
-            table.withColumnRenamed("band", "priority"), layout, minutes, lanes, origin=first
-        ),
+        nodes=tuple(_nodes(drawn, layout, replicas, bytes_each)),
+        needs=needs(drawn.peak_rows, layout, bytes_each),
+        spread=Spread(drawn.bar_ms, tuple(drawn.bars), drawn.cells, drawn.lanes),
     )
 
 
-def _nodes(
-    table: DataFrame, layout: Layout, nodes: int, replicas: int, *, bytes_each: int, peak: int
-) -> tuple[NodeLoad, ...]:
+# Drawing ------------------------------------------------------------------------------------------
+
+
+def due_before(timers: Timers, offsets_ms: NDArray[Any]) -> NDArray[Any]:
+    """The part of all timers, 0 to 1, that is due before each of some times.
+
+    Args:
+        timers: The timers.
+        offsets_ms: An array of milliseconds since the first due.
+
+    Returns:
+        An array of as many numbers.
+    """
+    import numpy as np
+
+    span_ms, share = timers.span_ms, timers.share
+    at_ms = np.clip(offsets_ms, 0, span_ms)
+    due: NDArray[Any] = at_ms / span_ms
+    if timers.shape == "hourly":
+        on_the_hour = np.ceil(at_ms / _HOUR_MS) * _HOUR_MS / span_ms
+        due = share * on_the_hour + (1 - share) * due
+    elif timers.shape == "burst":
+        middle_ms = (timers.start_ms + span_ms // 2) // MINUTE_MS * MINUTE_MS - timers.start_ms
+        first_ms, last_ms = max(middle_ms, 0), min(max(middle_ms, 0) + MINUTE_MS, span_ms)
+        in_one_minute = np.clip((at_ms - first_ms) / (last_ms - first_ms), 0, 1)
+        due = share * in_one_minute + (1 - share) * due
+    elif timers.shape == "daily":
+        # The integral of a wave around the mean, which is 0 over whole days.
+        turns = 2 * pi / _DAY_MS
+        begin = (timers.start_ms % _DAY_MS - _PEAK_MS) * turns
+        due = due + (np.sin(begin + at_ms * turns) - sin(begin)) * _WAVE / (turns * span_ms)
+    return due
+
+
+class _Drawn:
+    """The messages of each shard, drawn at random, and counted a stretch of minutes at a time.
+
+    A message's lane follows from a hash of its id: so the lanes of many messages are as uneven as
+    random draws are, and no message has to be made. Ids that count up are spread more evenly.
+
+    Attributes:
+        sizes: How many shards have how many messages.
+        hottest: The fullest shards: messages, the negative of the minute, lane.
+        peak_rows: Messages of the fullest minute of a priority.
+        ranges: Shards, messages, and messages of that minute of each of the ring's ranges.
+        bar_ms, bars, cells, lanes: As `Spread` has them.
+    """
+
+    def __init__(self, timers: Timers, layout: Layout, nodes: int) -> None:
+        import numpy as np
+
+        self.sizes: Counter[int] = Counter()
+        self.hottest: list[tuple[int, int, int]] = []
+        self.peak_rows = 0
+        self.ranges = np.zeros((3, nodes), dtype=np.int64)
+        self.bars: list[tuple[int, dict[int, int]]] = []
+        self.cells: dict[tuple[int, int], int] = {}
+        self.lanes = {(layout.band_of(lane), lane): LaneLoad() for lane in layout.lanes()}
+        self._layout = layout
+        self._random = np.random.default_rng(zlib.crc32(layout.queue.encode()))
+        minutes = _minutes(timers, layout)
+        self.bar_ms = stretch_for(minutes, layout, len(self.lanes))
+        left = timers.count
+        for part in spans(minutes, self.bar_ms // layout.minute_ms):
+            edges = np.arange(part.start, part.stop + 1) * layout.minute_ms - timers.start_ms
+            before = due_before(timers, edges)
+            share = (before[-1] - before[0]) / max(1 - before[0], np.finfo(float).tiny)
+            is_last = part.stop == minutes.stop
+            rows = left if is_last else int(self._random.binomial(left, min(share, 1.0)))
+            left -= rows
+            if rows:
+                self._draw(part, rows, np.clip(np.diff(before), 0, None), timers.weights)
+
+    def _draw(
+        self, minutes: range, rows: int, chances: NDArray[Any], weights: Sequence[float]
+    ) -> None:
+        """Draw and count the messages of some minutes; `chances` says how they differ."""
+        import numpy as np
+
+        layout, random = self._layout, self._random
+        parts = np.array(weights or (1.0,) * layout.bands)
+        alike = np.full(layout.lanes_written, 1 / layout.lanes_written)
+        of_bands = random.multinomial(
+            random.multinomial(rows, chances / chances.sum()), parts / parts.sum()
+        )
+        # By lane, as `Layout.lane` numbers them: band by band within an index.
+        drawn = random.multinomial(of_bands, alike).transpose(0, 2, 1).reshape(len(minutes), -1)
+        of_ranges = random.integers(0, self.ranges.shape[1], size=drawn.shape)
+        found, shards = np.unique(drawn[drawn > 0], return_counts=True)
+        self.sizes.update(dict(zip(found.tolist(), shards.tolist(), strict=True)))
+        self._count_ranges(0, of_ranges, drawn > 0)
+        self._count_ranges(1, of_ranges, drawn)
+        if of_bands.max() > self.peak_rows:
+            self.peak_rows = int(of_bands.max())
+            peak = int(of_bands.max(axis=1).argmax())
+            self.ranges[2] = 0
+            self._count_ranges(2, of_ranges[peak], drawn[peak])
+        self._count_lanes(layout.start_ms(minutes.start), drawn)
+        fullest = np.argpartition(drawn, -min(_HOTTEST, drawn.size), axis=None)[-_HOTTEST:]
+        for place in fullest.tolist():
+            minute, lane = divmod(place, drawn.shape[1])
+            self.hottest.append((int(drawn[minute, lane]), -minutes[minute], lane))
+        self.hottest = sorted((one for one in self.hottest if one[0]), reverse=True)[:_HOTTEST]
+
+    def _count_ranges(self, line: int, of_ranges: NDArray[Any], amounts: NDArray[Any]) -> None:
+        import numpy as np
+
+        np.add.at(self.ranges[line], of_ranges, amounts)
+
+    def _count_lanes(self, start_ms: int, drawn: NDArray[Any]) -> None:
+        columns = zip(
+            self.lanes,
+            *(drawn.sum(axis=0).tolist(), (drawn > 0).sum(axis=0).tolist()),
+            drawn.max(axis=0).tolist(),
+            strict=True,
+        )
+        bars: Counter[int] = Counter()
+        for (band, lane), rows, shards, fullest in columns:
+            load = self.lanes[band, lane]
+            self.lanes[band, lane] = LaneLoad(
+                load.rows + rows, load.shards + shards, max(load.fullest, fullest)
+            )
+            bars[band] += rows
+            self.cells[start_ms, lane] = fullest
+        self.bars.append((start_ms, bars))
+
+
+def _minutes(timers: Timers, layout: Layout) -> range:
+    """The minutes in which timers are due."""
+    last = layout.minute_of(timers.start_ms + timers.span_ms - 1)
+    return range(layout.minute_of(timers.start_ms), last + 1)
+
+
+def _quantile(sizes: Sequence[tuple[int, int]], part: float) -> float:
+    """The size below which a part of all shards is, between the two nearest ones.
+
+    >>> _quantile([(1, 3), (5, 1)], 0.5), _quantile([(1, 1), (2, 1)], 0.5)
+    (1.0, 1.5)
+    """
+    ends = list(accumulate(shards for _, shards in sizes))
+    place = part * (ends[-1] - 1)
+    low, high = (sizes[bisect_right(ends, whole)][0] for whole in (floor(place), ceil(place)))
+    return low + (high - low) * (place - floor(place))
+
+
+def _nodes(drawn: _Drawn, layout: Layout, replicas: int, bytes_each: int) -> Iterator[NodeLoad]:
     """What each node keeps: of the ring's ranges, alike in size, its own and those before it."""
-    at_peak = F.sum(F.when(F.col("minute") == peak, F.col("rows")).otherwise(0))
-    range_of = F.pmod(F.xxhash64(F.lit(layout.queue), "minute", "lane"), F.lit(nodes))
-    ranges = {
-        row.range: row
-        for row in table.groupBy(range_of.alias("range"))
-        .agg(F.count("*").alias("shards"), F.sum("rows").alias("rows"), at_peak.alias("peak"))
-        .collect()
-    }
-    made = []
+    nodes = drawn.ranges.shape[1]
     for node in range(nodes):
         kept = [(node - before) % nodes for before in range(replicas)]
-        own = [ranges[one] for one in kept if one in ranges]
-        rows = sum(one.rows for one in own)
-        rate = sum(one.peak for one in own) * 1_000 / layout.minute_ms
-        made.append(NodeLoad(node, sum(one.shards for one in own), rows, rows * bytes_each, rate))
-    return tuple(made)
+        shards, rows, peak = drawn.ranges[:, kept].sum(axis=1).tolist()
+        yield NodeLoad(node, shards, rows, rows * bytes_each, peak * 1_000 / layout.minute_ms)
 
 
 def meant_for(layout: Layout) -> int:
@@ -581,6 +606,12 @@ def _check(timers: Timers, layout: Layout, nodes: int, replicas: int) -> None:
     for name, value, low, high in bounds:
         if type(value) is not int or not low <= value <= high:
             raise BadSetting(f"{name} must be {low:,} to {high:,}, not {shown(value)}.")
+    shards = len(_minutes(timers, layout)) * len(layout.lanes())
+    if shards > _SHARDS_MAX:
+        raise BadSetting(
+            f"these are {shards:,} shards, and {_SHARDS_MAX:,} are the most; give a shorter time, "
+            f"a longer minute, or fewer lanes."
+        )
     if replicas > nodes:
         raise BadSetting(
             f"replicas must be at most {nodes:,}, as many as there are nodes, not {replicas:,}; "
