@@ -1,4 +1,4 @@
-"""What Spark computes of a message is what the core computes: lanes, ids, dues, labels, bins."""
+"""What Spark computes of a message is what the core computes: lanes, dues, labels, bins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 from pyspark_shardq import bins
 from pyspark_shardq import expressions as x
 from shardq.errors import BadName, BadTime
-from shardq.model import ids, names, times
-from shardq.model.ids import birth_us
+from shardq.model import names, times
 from shardq.model.shard import Layout
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-AS_OF_US = 1_800_000_000_123_456
 LAYOUT = Layout("mail", bands=3, lanes_written=5, lanes_read=8, group_lanes=7, first_lane=12)
 _SCRIPTS = [(0x20, 0x7E), (0xA0, 0x24F), (0x400, 0x4FF), (0x4E00, 0x9FFF), (0x1F300, 0x1FAFF)]
 
@@ -51,37 +49,22 @@ def keys(spark: SparkSession) -> tuple[list[str], DataFrame]:
     return made, frame
 
 
-def test_lanes_and_ids_are_those_of_python(keys: tuple[list[str], DataFrame]) -> None:
+def test_lanes_are_those_of_python(keys: tuple[list[str], DataFrame]) -> None:
     _, frame = keys
     key, band, team = F.col("key"), F.col("band"), F.col("team")
     due = F.col("number") * 60_007 + F.lit(1_800_000_000_000)
-    named = x.name_of(key, due, band, team)
     found = frame.select(
         "key", "band", "team", x.lane(key, band, LAYOUT), x.lane(key, band, LAYOUT, team),
-        x.spread(key, 3_600_000), due, named, x.fixed_id(AS_OF_US, named), x.minute(due, LAYOUT),
+        x.spread(key, 3_600_000), due, x.minute(due, LAYOUT),
     ).collect()  # fmt: skip
 
     assert len(found) == 10_000
-    for text, priority, group, alone, grouped, later, due_ms, name, row_id, minute in found:
+    for text, priority, group, alone, grouped, later, due_ms, minute in found:
         by_name = LAYOUT.named_lane(text, priority)
         assert alone == by_name
         assert grouped == (by_name if group is None else LAYOUT.group_lane(group))
         assert later == zlib.crc32(text.encode()) % 3_600_000
-        assert name == x.name_text(text, due_ms, priority, group)
-        assert bytes(row_id) == ids.fixed(AS_OF_US, name)
         assert minute == LAYOUT.minute_of(due_ms)
-
-
-def test_ids_of_a_run_are_born_within_its_second_and_fill_all_parts(
-    keys: tuple[list[str], DataFrame],
-) -> None:
-    _, frame = keys
-    rows = frame.select(x.fixed_id(AS_OF_US, F.col("key")).alias("id")).collect()
-    births = [birth_us(bytes(row.id)) - AS_OF_US for row in rows]
-
-    assert 0 <= min(births) < 1_000
-    assert 999_000 < max(births) < 1_000_000
-    assert len({bytes(row.id) for row in rows}) == 10_000
 
 
 def test_a_label_is_what_python_takes_for_one(keys: tuple[list[str], DataFrame]) -> None:

@@ -18,7 +18,7 @@ so a part that was begun over an hour ago writes nothing any more.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ class RunHeader:
     """What a run was asked for, as its header has it: of several who begin it the first counts.
 
     Attributes:
-        act: `redrive` or `delete`.
+        job: `redrive` or `delete`.
         rows: Rows that the frame named.
         until_ms: What has died since is none of the run's, epoch milliseconds.
         parts: In how many parts they are.
@@ -81,7 +81,7 @@ class RunHeader:
         lanes: Lanes of a band that they are spread over.
     """
 
-    act: str
+    job: str
     rows: int
     until_ms: int
     parts: int
@@ -101,14 +101,7 @@ class RunHeader:
                 f"the run is a {says.get('job')}, not one on dead messages; leave the run out to "
                 f"begin one."
             )
-        return cls(says["job"], *(says[name] for name in _NUMBERS))
-
-    def to_json(self) -> dict[str, Any]:
-        """A header."""
-        return {"job": self.act, **{name: getattr(self, name) for name in _NUMBERS}}
-
-
-_NUMBERS = ("rows", "until_ms", "parts", "start_ms", "window_ms", "lanes")
+        return cls(**says)
 
 
 def line_of(tally: WriteTally, **more: Any) -> dict[str, Any]:
@@ -138,7 +131,7 @@ class PartActor:
     def __init__(
         self, here: Home, register: Register, dead: Register, run: SparkRun, plan: RunHeader
     ) -> None:
-        if plan.act == REDRIVE:
+        if plan.job == REDRIVE:
             run.check(register.name, register.settings)
         self._store = here.store
         self._clock = here.clock
@@ -177,7 +170,7 @@ class PartActor:
         is_old = not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS
         doubtful: list[Row] = []
         for rows in self._there(positions):
-            if self._plan.act == DELETE:
+            if self._plan.job == DELETE:
                 self._delete(rows)
             elif is_old:
                 doubtful += self._put_back_before(rows, at_ms)
@@ -215,7 +208,7 @@ class PartActor:
         rows = self.total(is_over=is_over).rows
         if not rows:
             return
-        if self._plan.act == DELETE:
+        if self._plan.job == DELETE:
             runs.write_totals(self._store, self._dead, self._run, Totals(cancelled=rows))
         else:
             runs.write_totals(self._store, self._register, self._run, Totals(put=rows))
@@ -397,10 +390,10 @@ def plan_run(here: Home, register: Register, run: SparkRun, plan: RunHeader) -> 
         UsageError: If the run was of another job, or the queue was purged or dropped since.
     """
     run.check(register.name, register.settings)
-    agreed = RunHeader.of(runs.agreed(here.store, run.entry(register.name, PLAN), plan.to_json()))
-    if agreed.act != plan.act:
+    agreed = RunHeader.of(runs.agreed(here.store, run.entry(register.name, PLAN), asdict(plan)))
+    if agreed.job != plan.job:
         raise UsageError(
-            f"run {run.id} of queue {register.name!r} is a {agreed.act}, not a {plan.act}; leave "
+            f"run {run.id} of queue {register.name!r} is a {agreed.job}, not a {plan.job}; leave "
             f"the run out to begin another."
         )
     return agreed

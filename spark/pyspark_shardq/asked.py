@@ -11,7 +11,7 @@ All of it is columns that Spark's JVM evaluates; `expressions.py` has the arithm
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Required, TypeAlias, TypedDict
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 
 Named: TypeAlias = "str | Column"
 """A column, or its name."""
+
+
+class ColumnNames(TypedDict, total=False):
+    """The columns of a frame that make messages, as `QueueJobs.schedule` is given them."""
+
+    key: Required[Named]
+    due: Required[Named]
+    body: Named | None
+    priority: Named | int | None
+    group: Named | None
+    headers: Named | None
+    spread: Duration | None
+
 
 ROW = "row"
 """The column that holds a row of the frame as it came."""
@@ -78,11 +91,11 @@ class FrameColumns:
         *,
         key: Named,
         due: Named,
-        body: Named | None,
-        priority: Named | int | None,
-        group: Named | None,
-        headers: Named | None,
-        spread: Duration | None,
+        body: Named | None = None,
+        priority: Named | int | None = None,
+        group: Named | None = None,
+        headers: Named | None = None,
+        spread: Duration | None = None,
     ) -> FrameColumns:
         """What of this frame makes a message; its columns and their types are looked at.
 

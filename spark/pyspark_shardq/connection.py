@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from pyspark_shardq.asked import FrameColumns
 from pyspark_shardq.jobs import archive, audit, backlog, dead, history, schedule
@@ -20,7 +20,7 @@ from shardq.model import names
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from pyspark_shardq.asked import Named
+    from pyspark_shardq.asked import ColumnNames
     from pyspark_shardq.jobs.archive import ArchiveReport
     from pyspark_shardq.jobs.audit import AuditReport
     from pyspark_shardq.jobs.backlog import BacklogReport
@@ -74,56 +74,45 @@ class QueueJobs(SparkQueue):
         self,
         frame: DataFrame,
         *,
-        key: Named,
-        due: Named,
-        body: Named | None = None,
-        priority: Named | int | None = None,
-        group: Named | None = None,
-        headers: Named | None = None,
-        spread: Duration | None = None,
         rate: float | None = None,
         as_of: Due | None = None,
         run: str | None = None,
         create: bool = False,
         bins: int | None = None,
+        **columns: Unpack[ColumnNames],
     ) -> Plan:
         """A plan that puts each row of a frame as a message due at its own time.
 
         Nothing is put before `run()` of the plan; `good`, `bad` and `preview()` tell what would be.
 
         Args:
-            frame: A message a row. It is read twice, and has to give the same rows again.
-            key: What names a row's message, a column or its name: text, 1 to 256 printable
-                characters, or a number. Rows of one key and due, and of one priority and group, are
-                one message.
-            due: When it is due: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
-            body: Its body: bytes, text or what becomes JSON, at most 1 MiB; None: the row as JSON.
-            priority: A column of whole numbers, or one for all; None: 0.
-            group: Its group, text or a number; null in it: none.
-            headers: A map of texts, or a struct, the fields of which are headers where not null.
-            spread: Over how long to spread what would be due at once: each key is later by a part
-                of it that is always the same.
+            frame: Each row is a message. It is read twice, and has to give the same rows again.
             rate: Most rows a second; None: as fast as it goes.
             as_of: The run's time, where the run is to be named by it; dues before it are past.
             run: A run that was begun, to be resumed with the same frame and arguments.
             create: True to make the queue where there is none.
             bins: How many tasks write; None: two for each that runs at a time, fewer for few rows.
+            columns: Which columns of the frame make a message; each is a column or its name.
+                `key` and `due` have to be given.
+
+                - `key`: the message's id: text, 1 to 256 printable characters, or a number. Rows of
+                  one key and due, and of one priority and group, are one message.
+                - `due`: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
+                - `body`: bytes, text or a value that becomes JSON, at most 1 MiB. Without it, the
+                  row as JSON.
+                - `priority`: whole numbers, or one number for all rows. Without it, 0.
+                - `group`: text or a number; null: no group.
+                - `headers`: a map of texts, or a struct, the fields of which are headers where not
+                  null.
+                - `spread`: no column, but a duration: equal dues are spread over it. A row is later
+                  by a part of it that follows from its key.
 
         Raises:
             UsageError: If a column is missing or of a wrong type, or a setting cannot be used.
             UnknownQueue: If there is no such queue.
             StoreError: If the store cannot be reached.
         """
-        asked = FrameColumns.of(
-            frame,
-            key=key,
-            due=due,
-            body=body,
-            priority=priority,
-            group=group,
-            headers=headers,
-            spread=spread,
-        )
+        asked = FrameColumns.of(frame, **columns)
         return schedule.plan(
             self, frame, asked, rate=rate, as_of=as_of, run=run, create=create, bins=bins
         )
@@ -132,32 +121,17 @@ class QueueJobs(SparkQueue):
         self,
         frame: DataFrame,
         *,
-        key: Named,
-        due: Named,
-        body: Named | None = None,
-        priority: Named | int | None = None,
-        group: Named | None = None,
-        headers: Named | None = None,
-        spread: Duration | None = None,
         rate: float | None = None,
         as_of: Due | None = None,
         run: str | None = None,
+        **columns: Unpack[ColumnNames],
     ) -> Plan:
         """A plan that takes back what a schedule of the same frame has put, and nothing else.
 
         It takes the arguments of that schedule, and its run or its time. A message that is being
         delivered just now is taken back as by a cancel: as well as it goes.
         """
-        asked = FrameColumns.of(
-            frame,
-            key=key,
-            due=due,
-            body=body,
-            priority=priority,
-            group=group,
-            headers=headers,
-            spread=spread,
-        )
+        asked = FrameColumns.of(frame, **columns)
         return schedule.plan(self, frame, asked, act=UNDO, rate=rate, as_of=as_of, run=run)
 
     def backlog(self, *, ahead: Duration | None = None, rate: float | None = None) -> BacklogReport:

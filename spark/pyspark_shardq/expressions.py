@@ -2,7 +2,7 @@
 
 ```
  due ──► due_ms ──► minute           TIMESTAMP, or text with an offset
- key ──► spread, lane, row id        crc32 and sha1 of UTF-8, as `model/shard.py` and `model/ids.py`
+ key ──► spread, lane                crc32 of UTF-8, as `model/shard.py`
  text ─► is_label                    `model/names.py`'s rule
 ```
 
@@ -14,11 +14,9 @@ from __future__ import annotations
 import sys
 from functools import cache
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.model import ids
 from shardq.model.names import TEXT_MAX, is_printable
 
 if TYPE_CHECKING:
@@ -73,45 +71,16 @@ def lane(key: Column, band: Column, layout: Layout, group: Column | None = None)
     return named.cast("int")
 
 
-def name_of(key: Column, at_ms: Column, band: Column, group: Column | None = None) -> Column:
-    """What fixes a message's row id: its key and due, and what else decides in which lane it is.
-
-    Else those of one key and due in two lanes would share a row id.
-    """
-    plain = F.concat(key, F.lit("\0"), at_ms.cast("string"))
-    in_group = F.lit("") if group is None else F.coalesce(group, F.lit(""))
-    full = F.concat(plain, F.lit("\0"), band.cast("string"), F.lit("\0"), in_group)
-    return F.when((band == 0) & (in_group == ""), plain).otherwise(full)
-
-
 def name_text(key: str, at_ms: int, band: int = 0, group: str | None = None) -> str:
-    r"""The text that `name_of` gives.
+    r"""The text that fixes a message's row id: its key and due, and what else decides on its lane.
+
+    Otherwise messages of one key and due in two lanes would share a row id.
 
     >>> name_text("anna", 90_000), name_text("anna", 90_000, 1)
     ('anna\x0090000', 'anna\x0090000\x001\x00')
     """
     plain = f"{key}\0{at_ms}"
     return f"{plain}\0{band}\0{group or ''}" if band or group else plain
-
-
-def fixed_id(at_us: int, name: Column) -> Column:
-    """16 bytes, as `ids.fixed`."""
-    digits = F.sha1(name.cast("binary"))
-    jitter = F.conv(F.substring(digits, 1, 12), 16, 10).cast("long") % F.lit(1_000_000)
-    steps = jitter * 10 + F.lit(UUID(bytes=ids.bound(at_us)).time)
-    time = F.lpad(F.hex(steps), 16, "0")
-    return F.unhex(
-        F.concat(
-            F.substring(time, 9, 8),
-            F.substring(time, 5, 4),
-            F.lit("1"),
-            F.substring(time, 2, 3),
-            F.translate(F.substring(digits, 13, 1), "0123456789abcdef", "89ab89ab89ab89ab"),
-            F.substring(digits, 14, 4),
-            F.translate(F.substring(digits, 18, 1), "0123456789abcdef", "1133557799bbddff"),
-            F.substring(digits, 19, 10),
-        )
-    )
 
 
 def is_label(text: Column) -> Column:

@@ -346,13 +346,13 @@ def act_on(
 
 def _agreed(queue: SparkQueue, run: SparkRun, plan: RunHeader, act: str) -> RunHeader:
     """The plan that a run has, or gets."""
-    return acts.plan_run(queue.place(), queue.register(), run, replace(plan, act=act))
+    return acts.plan_run(queue.place(), queue.register(), run, replace(plan, job=act))
 
 
 def _carry_out(queue: SparkQueue, run: SparkRun, plan: RunHeader, chosen: DataFrame) -> WriteTally:
     bins = min(2 * tasks_of(queue.spark), plan.parts)
     writer = laid_out(chosen, plan.parts, bins).write.format(FORMAT).mode("append")
-    writer.options(store=queue.store, queue=queue.name, act=plan.act, run=run.id)
+    writer.options(store=queue.store, queue=queue.name, act=plan.job, run=run.id)
     try:
         with translated():
             writer.save()
@@ -368,10 +368,10 @@ def _carry_out(queue: SparkQueue, run: SparkRun, plan: RunHeader, chosen: DataFr
 def _report(
     queue: SparkQueue, run: SparkRun, plan: RunHeader, done: WriteTally, left: int
 ) -> DeadReport:
-    is_back = plan.act == REDRIVE and done.rows > 0
+    is_back = plan.job == REDRIVE and done.rows > 0
     return DeadReport(
         queue.name,
-        plan.act,
+        plan.job,
         run.id,
         plan.rows,
         done.rows,
