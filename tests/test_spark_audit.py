@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 from spark_frames import LEDGER, ROWS, frame_of
+from spark_stores import STORES, url
 
 from pyspark_shardq import connect
 from pyspark_shardq.jobs import audit
@@ -208,13 +209,6 @@ def test_each_expected_id_is_delivered_once_whatever_else_was_done_to_it(
 # On a store ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def url(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if store == "cassandra":
-        return str(request.getfixturevalue("cassandra_url"))
-    return f"sqlite:///{tmp_path}/queue.db"
-
-
 def end_of(message: shardq.Message, fate: str) -> Mark:
     entry = entry_of(message._row)
     return Mark(entry, None, None, fate, message._row.due_ms, 1, "test")
@@ -243,7 +237,7 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("store", ["sqlite", "cassandra"])
+@pytest.mark.parametrize("url", STORES, indirect=True)
 def test_it_agrees_with_the_audit_of_the_queue_itself(
     spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,12 +262,13 @@ def test_it_agrees_with_the_audit_of_the_queue_itself(
 
 
 @pytest.mark.parametrize(
-    ("store", "is_expected"),
+    ("url", "is_expected"),
     [
         ("sqlite", False),
         pytest.param("sqlite", True, marks=pytest.mark.nightly),
         pytest.param("cassandra", False, marks=pytest.mark.nightly),
     ],
+    indirect=["url"],
 )
 def test_it_is_exact_while_consumers_run(
     spark: SparkSession, url: str, *, is_expected: bool

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 from simulated.network import Weather
 from simulated.scheduler import Process
 from simulated.simulation import Simulation
+from spark_stores import queue, url
 
 import shardq
 from pyspark_shardq import QueueJobs, acts, runs
@@ -54,6 +55,9 @@ pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PARTS = 3
+on_both = pytest.mark.parametrize(
+    "url", ["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)], indirect=True
+)
 
 
 @pytest.fixture(params=[True, False], ids=["machine", "nodes"])
@@ -492,19 +496,6 @@ def test_errors_that_differ_in_numbers_ids_and_texts_are_of_one_kind(spark: Spar
     assert {row[0]: row[1] for row in found} == dict(REASONS)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "cassandra":
-        return str(request.getfixturevalue("cassandra_url"))
-    return f"sqlite:///{tmp_path}/jobs.db"
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[Queue]:
-    with shardq.connect(url) as db:
-        yield db.queue(f"q-{uuid.uuid4().hex[:16]}", history="7d")
-
-
 @pytest.fixture
 def in_spark(spark: SparkSession, queue: Queue, url: str) -> QueueJobs:
     register(spark)
@@ -512,6 +503,7 @@ def in_spark(spark: SparkSession, queue: Queue, url: str) -> QueueJobs:
 
 
 @pytest.mark.gate
+@on_both
 def test_dead_messages_are_grouped_filtered_put_back_and_purged(
     queue: Queue, in_spark: QueueJobs
 ) -> None:
@@ -604,6 +596,7 @@ class _DyingSource(ShardqDataSource):
         return _DyingWriter(self._write_options(overwrite=overwrite), schema)
 
 
+@on_both
 def test_a_run_whose_tasks_were_killed_is_resumed_and_each_message_is_put_back_once(
     queue: Queue, in_spark: QueueJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

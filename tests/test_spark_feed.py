@@ -19,6 +19,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from spark_stores import STORES, queue, url
 from spark_views import options_of, schema_of
 
 from pyspark_shardq import register
@@ -29,21 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-STORES = ["sqlite", "cassandra"]
 DAY_MS = 86_400_000
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if getattr(request, "param", "sqlite") == "cassandra":
-        return str(request.getfixturevalue("cassandra_url"))
-    return f"sqlite:///{tmp_path / 'jobs.db'}"
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[Queue]:
-    with shardq.connect(url) as db:
-        yield db.queue(f"feed-{uuid.uuid4().hex[:12]}", history="1d")
 
 
 def feed_of(url: str, queue: Queue, **given: str) -> FeedReader:

@@ -53,6 +53,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StructField, StructType, _parse_datatype_string
+from spark_stores import STORES, queue, url
 from spark_views import read, reader_of, rows_by, schema_of
 
 from pyspark_shardq import ShardqDataSource, columns, cuts, register, views
@@ -64,22 +65,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-
-STORES = ["sqlite", "cassandra"]
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if getattr(request, "param", "sqlite") == "cassandra":
-        return str(request.getfixturevalue("cassandra_url"))
-    return f"sqlite:///{tmp_path / 'jobs.db'}"
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[Queue]:
-    """A queue of a name of its own, with a history and two priorities."""
-    with shardq.connect(url) as db:
-        yield db.queue(f"read-{uuid.uuid4().hex[:12]}", history="1d", bands=2)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark import TaskContext, cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+from spark_stores import STORES, Bench, bench, broken, failing, killed, url
 
 import shardq
 from pyspark_shardq import connect
@@ -32,57 +32,10 @@ from shardq.model.times import ceil_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pyspark_shardq.pieces import Pieces, WritePiece, WriteTally
-
 pytestmark = pytest.mark.spark
 
 ROWS = 1_200
 _FROM = datetime(2040, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(params=["sqlite", "cassandra"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The url of a store that is there."""
-    if request.param == "cassandra":
-        return str(request.getfixturevalue("cassandra_url"))
-    return _file(tmp_path)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    """The url of a SQLite store that is there."""
-    return _file(tmp_path)
-
-
-def _file(directory: Path) -> str:
-    url = f"sqlite:///{directory / 'jobs.db'}"
-    shardq.init(url)
-    return url
-
-
-class Bench:
-    """A queue, as users have it and as Spark's jobs see it."""
-
-    def __init__(self, spark: SparkSession, url: str, **given: Any) -> None:
-        self.db = shardq.connect(url)
-        self.queue: Queue = self.db.queue(f"mail-{uuid.uuid4().hex[:8]}", **given)
-        self.spark = connect(spark, self.queue.name, url)
-
-    def rows(self) -> list[Row]:
-        return sorted((row for page in self.queue._rows() for row in page), key=lambda row: row[:3])
-
-
-@pytest.fixture
-def bench(spark: SparkSession) -> Iterator[Callable[..., Bench]]:
-    made: list[Bench] = []
-
-    def make(url: str, **given: Any) -> Bench:
-        made.append(Bench(spark, url, **given))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.db.close()
 
 
 @pytest.fixture(scope="module")
@@ -114,43 +67,6 @@ def planned(here: Bench, people: DataFrame, **given: Any) -> schedule.Plan:
     return here.spark.schedule(people, **(asked | given))
 
 
-def failing(act: Callable[[int], None]) -> type[ShardqDataSource]:
-    """A data source `failing` that writes as `shardq`, and acts after each piece on its try."""
-    from pyspark_shardq.writing import BatchWriter
-
-    # Spark's processes cannot import this module.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-    class Writer(BatchWriter):
-        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
-            tally = super()._write_piece(pieces, piece)
-            context = TaskContext.get()
-            assert context is not None
-            act(context.attemptNumber())
-            return tally
-
-    class Source(ShardqDataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "failing"
-
-        def writer(self, schema: Any, overwrite: bool) -> Writer:
-            return Writer(self._write_options(overwrite=overwrite), schema)
-
-    return Source
-
-
-def killed(attempt: int) -> None:
-    """Kills each task's process once, after its first piece."""
-    if attempt == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def broken(attempt: int) -> None:
-    """Fails each task as often as it is tried."""
-    raise RuntimeError("the cluster is gone")
-
-
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "PIECE_ROWS", 150)
@@ -160,10 +76,11 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize("url", STORES, indirect=True)
 def test_tasks_that_are_killed_write_the_same_rows_and_what_is_finished_stays_finished(
-    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, store: str
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame
 ) -> None:
-    here = bench(store, bands=3, history="1d")
+    here = bench(bands=3, history="1d")
     plan = planned(here, people)
     assert plan.preview().rows == len(people.collect())
     assert max(plan.preview().bins) <= 1.1 * sum(plan.preview().bins) / 3
@@ -196,9 +113,9 @@ def test_tasks_that_are_killed_write_the_same_rows_and_what_is_finished_stays_fi
 
 
 def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
-    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, file: str
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame
 ) -> None:
-    here = bench(file, bands=3)
+    here = bench(bands=3)
     run = SparkRun.at(here.db._home.clock.now_us()).id
     reports: list[schedule.Report] = []
     # One of them was planned where fewer tasks run at a time.
@@ -216,7 +133,7 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
     assert here.rows() == expected(here, people, run)
     assert [report.rows for report in reports] == [ROWS] * 2
 
-    other = bench(file, bands=3)
+    other = bench(bands=3)
     plan = planned(other, people)
     spark.dataSource.register(failing(broken))
     plan._agree(plan.preview())
@@ -245,9 +162,9 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
 
 @pytest.mark.gate
 def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
-    bench: Callable[..., Bench], people: DataFrame, file: str
+    bench: Callable[..., Bench], people: DataFrame
 ) -> None:
-    here = bench(file, bands=3, history="1d")
+    here = bench(bands=3, history="1d")
     asked = {"key": "id", "due": "at", "body": "text", "priority": "priority"}
     kept = planned(here, people).run()
     run = planned(here, people).run().run
@@ -281,9 +198,9 @@ def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
 
 
 def test_what_is_due_meanwhile_is_delivered_once_and_the_books_balance(
-    spark: SparkSession, bench: Callable[..., Bench], file: str
+    spark: SparkSession, bench: Callable[..., Bench]
 ) -> None:
-    here = bench(file, history="1d")
+    here = bench(history="1d")
     now = datetime.now(UTC)
     frame = spark.createDataFrame(
         [(n, (now + timedelta(milliseconds=2_000 + 10 * n)).isoformat()) for n in range(300)],
@@ -313,9 +230,9 @@ def test_what_is_due_meanwhile_is_delivered_once_and_the_books_balance(
 
 
 def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
-    spark: SparkSession, bench: Callable[..., Bench], file: str
+    spark: SparkSession, bench: Callable[..., Bench]
 ) -> None:
-    here = bench(file, bands=2)
+    here = bench(bands=2)
     good = ("key", "2040-01-01T00:00:00+01:00", "body", 1, "team", {"a": "b"})
     bad: list[tuple[str, tuple[Any, ...]]] = [
         ("key is null", (None, *good[1:])),
@@ -367,9 +284,9 @@ def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
 
 
 def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
-    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, file: str
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame
 ) -> None:
-    here = bench(file)
+    here = bench()
     dated = people.withColumn("day", F.to_date("at")).withColumn("naive", F.to_timestamp_ntz("at"))
 
     def plan(**given: Any) -> schedule.Plan:
@@ -401,9 +318,9 @@ def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
         with pytest.raises(kind, match=text):
             plan(**given)
     with pytest.raises(UnknownQueue):
-        connect(spark, "nobody", file).schedule(dated, key="id", due="at")
+        connect(spark, "nobody", here.url).schedule(dated, key="id", due="at")
     with pytest.raises(UnknownQueue):
-        connect(spark, "mail", file + "x").schedule(dated, key="id", due="at")
-    made = connect(spark, "made", file)
+        connect(spark, "mail", here.url + "x").schedule(dated, key="id", due="at")
+    made = connect(spark, "made", here.url)
     assert made.schedule(dated, key="ID", due="At", create=True).run_id
     assert here.rows() == []

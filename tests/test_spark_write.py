@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext, cloudpickle
+from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 from pyspark.sql.types import (
     BinaryType,
@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
 )
+from spark_stores import Bench, bench, failing, killed, url
 
 import shardq
 from pyspark_shardq import runs
@@ -40,86 +41,12 @@ from shardq.model.shard import Layout
 from shardq.testing.clock import ManualClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from pyspark_shardq.pieces import Pieces, WritePiece, WriteTally
 
 pytestmark = pytest.mark.spark
 
 _FROM = datetime(2040, 1, 1, tzinfo=UTC)
-
-
-class Bench:
-    """A queue, and writers of frames into it."""
-
-    def __init__(self, url: str, **given: Any) -> None:
-        self.url = url
-        self.db = shardq.connect(url)
-        self.queue: Queue = self.db.queue(f"mail-{uuid.uuid4().hex[:8]}", **given)
-
-    def rows(self) -> list[Row]:
-        return sorted((row for page in self.queue._rows() for row in page), key=lambda row: row[:3])
-
-    def bodies(self) -> list[str]:
-        return sorted(row.body.decode() for row in self.rows())
-
-    def writer(self, frame: DataFrame, **options: str) -> DataFrameWriter:
-        given = {"store": self.url, "queue": self.queue.name, **options}
-        return frame.write.format("shardq").options(**given).mode("append")
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    made: list[Bench] = []
-
-    def make(**given: Any) -> Bench:
-        made.append(Bench(url, **given))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.db.close()
-
-
-def killing() -> type[ShardqDataSource]:
-    """A data source `killing`: each task's process is killed once, after its first piece."""
-    from pyspark_shardq.writing import BatchWriter, StreamWriter
-
-    # Spark's processes cannot import this module.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-    def kill() -> None:
-        context = TaskContext.get()
-        assert context is not None
-        if context.attemptNumber() == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class Batch(BatchWriter):
-        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
-            tally = super()._write_piece(pieces, piece)
-            kill()
-            return tally
-
-    class Stream(StreamWriter):
-        def _write_piece(self, pieces: Pieces, piece: WritePiece) -> WriteTally:
-            tally = super()._write_piece(pieces, piece)
-            kill()
-            return tally
-
-    class Source(ShardqDataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "killing"
-
-        def writer(self, schema: Any, overwrite: bool) -> Batch:
-            return Batch(self._write_options(overwrite=overwrite), schema)
-
-        def streamWriter(self, schema: Any, overwrite: bool) -> Stream:  # noqa: N802 - Spark's
-            return Stream(self._write_options(overwrite=overwrite), schema)
-
-    return Source
 
 
 # Runs, as tasks and Spark's driver work on them ---------------------------------------------------
@@ -256,9 +183,9 @@ def test_rows_of_bodies_alone_are_due_now_and_written_once_though_each_task_is_k
     here = bench()
     # Some of them alike: each is a message of its own.
     frame = spark.range(0, 600, 1, 3).select((F.col("id") % 500).cast("string").alias("body"))
-    spark.dataSource.register(killing())
+    spark.dataSource.register(failing(killed))
 
-    here.writer(frame, piece="60").format("killing").save()
+    here.writer(frame, piece="60").format("failing").save()
 
     assert here.bodies() == sorted(str(number % 500) for number in range(600))
     now_ms = here.db._home.clock.now_ms()
@@ -428,7 +355,7 @@ def test_a_micro_batch_that_is_written_again_finds_its_rows_written(
             [(f"{part}-{n}", entered + timedelta(milliseconds=n), _FROM) for n in range(40)],
             "id string, entered timestamp, due timestamp",
         ).write.mode("append").parquet(str(events))
-    spark.dataSource.register(killing())
+    spark.dataSource.register(failing(killed))
     stream = (
         spark.readStream.schema("id string, entered timestamp, due timestamp")
         .parquet(str(events))
@@ -436,7 +363,7 @@ def test_a_micro_batch_that_is_written_again_finds_its_rows_written(
     )
     checkpoint = tmp_path / "checkpoint"
 
-    _stream(here, stream, checkpoint, "killing").start().awaitTermination()
+    _stream(here, stream, checkpoint, "failing").start().awaitTermination()
     first = here.rows()
     assert sorted(row.name or "" for row in first) == sorted(
         f"{part}-{n}" for part in range(2) for n in range(40)
