@@ -125,39 +125,6 @@ def test_what_a_purge_has_reached_and_what_is_far_is_not_counted(
     assert "mail holds 2 messages" in report.line()
 
 
-def test_consumers_deliver_everything_while_a_backlog_is_counted(
-    url: str, spark: SparkSession
-) -> None:
-    delivered: list[str] = []
-    enough = threading.Event()
-
-    def handle(message: Message) -> None:
-        delivered.append(message.text)
-        if len(delivered) == 2_000:
-            enough.set()
-
-    spark_queue = connect(spark, "mail", url)
-    with shardq.connect(url) as db:
-        queue = db.queue("mail", create=False)
-        now = queue._home.clock.now_ms()
-        queue.put_many(
-            {"body": str(number), "due": moment_of(now + number)} for number in range(2_000)
-        )
-        consumer = shardq.Consumer(queue, handle)
-        consumer.start()
-        seen = []
-        while not (seen and enough.is_set()):
-            report = backlog.run(spark_queue)
-            seen.append(report.rows)
-            report.counts.unpersist()
-        consumer.stop()
-        # What went wrong in it would be raised here.
-        consumer.join()
-
-    assert sorted(delivered, key=int) == [str(number) for number in range(2_000)]
-    assert all(0 <= rows <= 2_000 for rows in seen)
-
-
 def test_a_report_of_an_empty_queue_says_so(url: str, spark: SparkSession) -> None:
     report = backlog.run(connect(spark, "mail", url))
 

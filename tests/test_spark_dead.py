@@ -260,17 +260,6 @@ def test_twins_put_each_message_back_once_whatever_their_calls_meet(seed: int, l
         assert totals == [30, 30]
 
 
-def test_a_second_run_puts_back_nothing_and_a_resume_says_what_the_first_did(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    died(queue, 20)
-    positions, run = positions_of(queue.dead), a_run(stage)
-    assert do(actor(stage._store, stage.clock, run), positions).rows == 20
-    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 0
-    assert do(actor(stage._store, stage.clock, run), positions).rows == 20
-    assert queue.depth(exact=True).total == 20
-    assert queue.totals().put == 40
-
-
 @pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
 def test_a_task_that_dies_in_a_run_resumed_late_leaves_nothing_where_nobody_reads(
     local: bool,
@@ -291,15 +280,6 @@ def test_a_task_that_dies_in_a_run_resumed_late_leaves_nothing_where_nobody_read
         assert min(dues) >= stage.clock.now_ms() - 1_000
 
 
-def test_what_is_not_named_stays_dead(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    died(queue, 20)
-    positions = positions_of(queue.dead)
-    assert do(actor(stage._store, stage.clock, a_run(stage)), positions[::4]).rows == 5
-    assert queue.dead.depth(exact=True).total == 15
-    assert queue.depth(exact=True).total == 5
-
-
 def test_what_died_after_the_plan_is_none_of_the_runs(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     died(queue, 5)
@@ -309,25 +289,6 @@ def test_what_died_after_the_plan_is_none_of_the_runs(stage: Stage) -> None:
     died(queue, 5, "later: {}")
     assert do(actor(stage._store, stage.clock, run), positions_of(queue.dead)).rows == 5
     assert {one.headers["shardq-reason"][:6] for one in queue.dead.peek(100)} == {"later:"}
-
-
-def test_a_message_that_was_cancelled_meanwhile_does_not_come_back(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    died(queue, 3)
-    positions = positions_of(queue.dead)
-    assert queue.dead.cancel(queue.dead.peek()[0])
-    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 2
-    assert queue.depth(exact=True).total == 2
-
-
-def test_a_message_that_a_purge_has_reached_does_not_come_back(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    died(queue, 2)
-    positions = positions_of(queue.dead)
-    stage.clock.advance(1)
-    queue.dead.purge()
-    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 0
-    assert queue.depth(exact=True).total == 0
 
 
 def test_a_run_is_refused_once_its_queue_was_purged(stage: Stage) -> None:
@@ -346,18 +307,27 @@ def test_a_run_of_another_job_is_refused(stage: Stage) -> None:
     run = a_run(stage)
     actor(stage._store, stage.clock, run)
     plan = a_plan(queue._home.register, DELETE)
+    here = Home(stage._store, stage.clock)
     with pytest.raises(UsageError, match="is a redrive, not a delete"):
-        acts.plan_run(Home(stage._store, stage.clock), queue._home.register, run, plan)
-
-
-def test_a_run_of_another_kind_of_job_is_refused(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    died(queue, 2)
-    run = a_run(stage)
-    header = {"job": "schedule", "lanes": 4, "bins": 1, "rows": 2}
-    runs.agreed(stage._store, run.entry("mail", PLAN), header)
+        acts.plan_run(here, queue._home.register, run, plan)
+    scheduled = SparkRun.new(run.as_of_us + 1)
+    runs.agreed(stage._store, scheduled.entry("mail", PLAN), {"job": "schedule", "rows": 2})
     with pytest.raises(UsageError, match="is a schedule, not one on dead messages"):
-        acts.planned(Home(stage._store, stage.clock), "mail", run)
+        acts.planned(here, "mail", scheduled)
+
+
+def test_what_is_cancelled_or_purged_meanwhile_does_not_come_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 3)
+    positions = positions_of(queue.dead)
+    first, _, last = queue.dead.peek()
+    assert queue.dead.cancel(first)
+    named = [one for one in positions if one != last._row.position]
+    assert do(actor(stage._store, stage.clock, a_run(stage)), named).rows == 1
+    stage.clock.advance(1)
+    queue.dead.purge()
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 0
+    assert queue.depth(exact=True).total == 1
 
 
 def test_who_takes_part_later_goes_by_the_first_plan(stage: Stage) -> None:

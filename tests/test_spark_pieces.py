@@ -275,17 +275,6 @@ def test_a_piece_with_other_rows_than_before_is_refused(bench: Callable[..., Ben
     assert here.stored() == rows
 
 
-def test_a_run_that_was_undone_writes_nothing_more(bench: Callable[..., Bench]) -> None:
-    here = bench()
-    rows = here.rows(60_000, 70_000)
-    runs.agreed(here.here.store, here.run.entry(here.register.name, UNDONE), {})
-
-    with pytest.raises(UsageError, match="was unscheduled"):
-        here.write(rows)
-
-    assert here.stored() == []
-
-
 def test_what_is_written_while_its_run_is_undone_does_not_stay(
     bench: Callable[..., Bench],
 ) -> None:
@@ -468,6 +457,10 @@ def test_a_rate_holds_over_pieces_of_any_size() -> None:
         pace.wait()
         pace.spend(rows)
     assert clock.boot_us() - begun_us == 66_000_000
+    unbound = WritePace(clock, None)
+    unbound.spend(1_000_000)
+    unbound.wait()
+    assert clock.boot_us() - begun_us == 66_000_000
 
 
 def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None:
@@ -490,14 +483,6 @@ def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None
     assert waits == [10_000_000, 0]
 
 
-def test_without_a_rate_nothing_waits() -> None:
-    clock = ManualClock()
-    pace = WritePace(clock, None)
-    pace.spend(1_000_000)
-    pace.wait()
-    assert clock.slept == []
-
-
 def test_a_run_is_found_again_by_its_name_to_the_microsecond() -> None:
     run = SparkRun.new(1_800_000_000_123_456)
     assert SparkRun.read(run.id) == run
@@ -507,22 +492,6 @@ def test_a_run_is_found_again_by_its_name_to_the_microsecond() -> None:
     for text in ("", "today", "20270115T080000Z", "20271315T080000.000000Z", run.id + "0"):
         with pytest.raises(UsageError, match="names no run"):
             SparkRun.read(text)
-
-
-def test_the_header_that_was_written_first_stands(bench: Callable[..., Bench]) -> None:
-    here = bench()
-    entry = here.run.entry(here.register.name, PLAN)
-    assert runs.agreed(here.here.store, entry, {"lanes": 4}) == {"lanes": 4}
-    assert runs.agreed(here.here.store, entry, {"lanes": 8}) == {"lanes": 4}
-
-
-def test_a_run_from_before_a_purge_is_refused() -> None:
-    with Stage() as stage:
-        here = Bench(Home(stage._store, stage.clock), "mail")
-        here.run.check("mail", here.register.settings)
-        purged = replace(here.register.settings, purged_before_us=here.run.as_of_us + 1)
-        with pytest.raises(UsageError, match="purged or dropped"):
-            here.run.check("mail", purged)
 
 
 # Totals -------------------------------------------------------------------------------------------

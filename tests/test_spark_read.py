@@ -379,20 +379,6 @@ def test_a_filter_that_is_pushed_down_leaves_the_rows_that_it_lets_pass(
         assert sorted(kept, key=by_id) == wanted, (seed, filters)
 
 
-def test_filters_that_nothing_can_pass_read_nothing(url: str, queue: Queue) -> None:
-    fill(queue)
-    for one, view in (
-        (EqualTo(("queue",), "another"), "messages"),
-        (EqualTo(("minute",), 7), "shards"),
-        (In(("lane",), (99,)), "messages"),
-        (EqualTo(("queue",), "another"), "history"),
-        (LessThan(("entered",), datetime(2020, 1, 1, tzinfo=UTC)), "history"),
-    ):
-        made = reader_of(url, queue.name, view=view, pushdown="true")
-        made.pushFilters([one])
-        assert rows_by(made) == []
-
-
 def test_a_page_ends_between_large_bodies(url: str, queue: Queue) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     queue.put_many({"body": bytes(400_000), "due": due, "priority": 0} for _ in range(60))
@@ -575,21 +561,6 @@ def test_filters_reach_the_store_where_they_may(
         made.where(f"due IN (TIMESTAMP '{due.isoformat()}', TIMESTAMP '2020-01-01T00:00:00Z')"),
     ):
         assert sorted(bytes(row.row_id) for row in filtered.collect()) == sorted(of_due)
-
-
-def test_a_view_of_sql_is_a_queue(reading: SparkSession, url: str, queue: Queue) -> None:
-    fill(queue)
-    reading.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW backlog USING shardq "
-        f"OPTIONS (store '{url}', queue '{queue.name}', view 'shards', numPartitions '1')"
-    )
-    [[found]] = reading.sql("SELECT sum(rows) FROM backlog").collect()
-    assert found == len(stored(queue))
-
-
-def test_an_error_keeps_shardq_s_sentence(reading: SparkSession, url: str, queue: Queue) -> None:
-    with pytest.raises(PySparkException, match=r"UnknownQueue: there is no queue 'none'"):
-        reading.read.format("shardq").options(store=url, queue="none").load()
 
 
 def test_spark_finds_the_source_by_itself(spark: SparkSession, url: str, queue: Queue) -> None:

@@ -14,11 +14,13 @@ class JobOutcome:
 
     Attributes:
         job: The job's name, in its JSON; empty where that has none.
+        hidden: Attributes that its JSON lacks.
         also: Properties that its JSON has beside its attributes.
     """
 
     __slots__ = ()
     job: ClassVar[str] = ""
+    hidden: ClassVar[tuple[str, ...]] = ()
     also: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -37,7 +39,8 @@ class JobOutcome:
     def to_json(self) -> dict[str, Any]:
         """The outcome as plain values: its attributes."""
         job = {"job": self.job} if self.job else {}
-        return {**job, **plain(self), **{name: plain(getattr(self, name)) for name in self.also}}
+        own = (one.name for one in fields(self) if one.name not in self.hidden)  # type: ignore[arg-type]
+        return job | {name: plain(getattr(self, name)) for name in (*own, *self.also)}
 
 
 def plain(value: Any) -> Any:

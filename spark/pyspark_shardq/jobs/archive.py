@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from pyspark_shardq.jobs.history import day_of
-from pyspark_shardq.outcome import JobOutcome, plain
+from pyspark_shardq.outcome import JobOutcome
 from pyspark_shardq.views import HISTORY
 from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.inspection.audit import span_audited
@@ -183,6 +183,8 @@ class ArchiveReport(JobOutcome):
     """
 
     job = "archive"
+    hidden = ("is_dry",)
+    also = ("is_whole",)
     queue: str
     path: str
     days: tuple[ArchivedDay, ...]
@@ -216,12 +218,6 @@ class ArchiveReport(JobOutcome):
     def lines(self) -> list[str]:
         """A sentence for each day."""
         return [day.line() for day in self.days]
-
-    def to_json(self) -> dict[str, Any]:
-        """What was archived as plain values."""
-        values = {"job": self.job, **plain(self), "whole": self.is_whole}
-        del values["is_dry"]
-        return values
 
 
 # The run ------------------------------------------------------------------------------------------

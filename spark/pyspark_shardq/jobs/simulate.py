@@ -13,21 +13,18 @@ neither Spark nor a store is needed.
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
-from math import ceil, floor, pi, sin
+from math import ceil, pi, sin
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_shardq import plots
-from pyspark_shardq.outcome import JobOutcome, plain
+from pyspark_shardq.outcome import JobOutcome
 from pyspark_shardq.page import Picture, page, section, table
 from pyspark_shardq.spread import LaneLoad, Spread, stretch_for
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, shown
 from shardq.model.settings import AUTO_LANES_MIN, BANDS_MAX, LANES_MAX
-from shardq.model.shard import MINUTE_MS, Layout, spans
+from shardq.model.shard import MINUTE_MS, Layout
 from shardq.model.text import plural
 from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso, span
 
@@ -74,8 +71,8 @@ _DAY_MS = 86_400_000
 _START = "2030-01-01T00:00Z"
 _TIMERS_MAX = 10**12
 _NODES_MAX = 10_000
-_SHARDS_MAX = 100_000_000
-"""Most shards that are drawn: so many take a minute."""
+_SHARDS_MAX = 20_000_000
+"""Most shards that are drawn: so many take seconds, and half a gigabyte."""
 _HOTTEST = 10
 
 
@@ -123,6 +120,15 @@ class ShardLoad(NamedTuple):
     drained_s: float
 
 
+class RowsOfShards(NamedTuple):
+    """How many messages the emptiest shard has, the median one, and so on to the fullest."""
+
+    fewest: int
+    median: float
+    p99: float
+    most: int
+
+
 class NodeLoad(NamedTuple):
     """What a node keeps: copies of rows, and deliveries a second in the fullest minute."""
 
@@ -151,20 +157,23 @@ class SimulateReport(JobOutcome):
         replicas: Copies of each row.
         shards: Shards that have a message.
         hot: How many of those have more messages than a lane is meant for in a minute.
-        rows: (fewest, median, p99, most) messages of those shards.
+        rows: Messages of those shards.
         hottest: The fullest shards.
         nodes: What each node keeps; which one has which shard is made up as well.
         needs: How many lanes each limit asks for.
         spread: How the timers lie over time, priorities and lanes.
     """
 
+    job = "simulate"
+    hidden = ("spread",)
+    also = ("lane_balance", "shard_balance", "node_balance", "lanes_needed", "by_lane")
     at_ms: int
     timers: Timers
     layout: Layout
     replicas: int
     shards: int
     hot: int
-    rows: tuple[int, float, float, int]
+    rows: RowsOfShards
     hottest: tuple[ShardLoad, ...]
     nodes: tuple[NodeLoad, ...]
     needs: tuple[Need, ...]
@@ -186,7 +195,7 @@ class SimulateReport(JobOutcome):
     @property
     def shard_balance(self) -> float:
         """The fullest shard, as a part of the mean of those that have a message."""
-        return self.rows[3] * self.shards / self.timers.count
+        return self.rows.most * self.shards / self.timers.count
 
     @property
     def node_balance(self) -> float:
@@ -198,7 +207,7 @@ class SimulateReport(JobOutcome):
         return (
             f"{plural(self.timers.count, 'timer')} over {duration_text(self.timers.span_ms)} lie "
             f"in {plural(self.shards, 'shard')}: the fullest lane holds {self.lane_balance:.3f} "
-            f"times the mean, the fullest shard {plural(self.rows[3], 'message')}, "
+            f"times the mean, the fullest shard {plural(self.rows.most, 'message')}, "
             f"{self.shard_balance:.2f} times the mean. {self.advice()}"
         )
 
@@ -222,31 +231,13 @@ class SimulateReport(JobOutcome):
         """Why so many lanes, a line for each limit."""
         return [f"{plural(need.lanes, 'lane')}: {need.why}" for need in self.needs]
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as programs read it."""
-        fewest, median, p99, most = self.rows
-        return {
-            "job": "simulate",
-            "timers": plain(self.timers),
-            "lanes": self.layout.lanes_written,
-            "bands": self.layout.bands,
-            "minute_ms": self.layout.minute_ms,
-            "replicas": self.replicas,
-            "shards": self.shards,
-            "hot_shards": self.hot,
-            "rows": {"fewest": fewest, "median": median, "p99": p99, "most": most},
-            "lane_balance": self.lane_balance,
-            "shard_balance": self.shard_balance,
-            "node_balance": self.node_balance,
-            "lanes_needed": self.lanes_needed,
-            "needs": plain(self.needs),
-            "by_lane": [
-                {"lane": lane, "band": band, **load._asdict()}
-                for (band, lane), load in self.spread.lanes.items()
-            ],
-            "hottest": plain(self.hottest),
-            "nodes": plain(self.nodes),
-        }
+    @property
+    def by_lane(self) -> list[dict[str, int]]:
+        """Messages of each lane, and of its shards."""
+        return [
+            {"lane": lane, "band": band, **load._asdict()}
+            for (band, lane), load in self.spread.lanes.items()
+        ]
 
     def plot(self) -> bytes:
         """The load over the time of the timers, by priority, as PNG."""
@@ -366,29 +357,7 @@ def run(
     made = Timers(timers, start_ms, span_ms, shape, share, body_bytes, tuple(weights))
     layout = Layout(queue, minute_ms, bands, lanes, lanes, lanes)
     _check(made, layout, nodes, replicas)
-    drawn = _Drawn(made, layout, nodes)
-    bytes_each = made.body_bytes + ROW_BYTES
-    sizes = sorted(drawn.sizes.items())
-    return SimulateReport(
-        at_ms=SystemClock().now_ms(),
-        timers=made,
-        layout=layout,
-        replicas=replicas,
-        shards=drawn.sizes.total(),
-        hot=sum(shards for rows, shards in sizes if rows > meant_for(layout)),
-        rows=(sizes[0][0], _quantile(sizes, 0.5), _quantile(sizes, 0.99), sizes[-1][0]),
-        hottest=tuple(
-            ShardLoad(
-                *(layout.start_ms(-late), lane, layout.band_of(lane), rows),
-                bytes=rows * bytes_each,
-                drained_s=rows / DRAIN_RATE,
-            )
-            for rows, late, lane in drawn.hottest
-        ),
-        nodes=tuple(_nodes(drawn, layout, replicas, bytes_each)),
-        needs=needs(drawn.peak_rows, layout, bytes_each),
-        spread=Spread(drawn.bar_ms, tuple(drawn.bars), drawn.cells, drawn.lanes),
-    )
+    return _report(made, layout, nodes, replicas)
 
 
 # Drawing ------------------------------------------------------------------------------------------
@@ -425,97 +394,55 @@ def due_before(timers: Timers, offsets_ms: NDArray[Any]) -> NDArray[Any]:
     return due
 
 
-class _Drawn:
-    """The messages of each shard, drawn at random, and counted a stretch of minutes at a time.
+def _report(timers: Timers, layout: Layout, nodes: int, replicas: int) -> SimulateReport:
+    """Draw the messages of each shard, and count them.
 
     A message's lane follows from a hash of its id: so the lanes of many messages are as uneven as
     random draws are, and no message has to be made. Ids that count up are spread more evenly.
-
-    Attributes:
-        sizes: How many shards have how many messages.
-        hottest: The fullest shards: messages, the negative of the minute, lane.
-        peak_rows: Messages of the fullest minute of a priority.
-        ranges: Shards, messages, and messages of that minute of each of the ring's ranges.
-        bar_ms, bars, cells, lanes: As `Spread` has them.
     """
+    import numpy as np
 
-    def __init__(self, timers: Timers, layout: Layout, nodes: int) -> None:
-        import numpy as np
-
-        self.sizes: Counter[int] = Counter()
-        self.hottest: list[tuple[int, int, int]] = []
-        self.peak_rows = 0
-        self.ranges = np.zeros((3, nodes), dtype=np.int64)
-        self.bars: list[tuple[int, dict[int, int]]] = []
-        self.cells: dict[tuple[int, int], int] = {}
-        self.lanes = {(layout.band_of(lane), lane): LaneLoad() for lane in layout.lanes()}
-        self._layout = layout
-        self._random = np.random.default_rng(zlib.crc32(layout.queue.encode()))
-        minutes = _minutes(timers, layout)
-        self.bar_ms = stretch_for(minutes, layout, len(self.lanes))
-        left = timers.count
-        for part in spans(minutes, self.bar_ms // layout.minute_ms):
-            edges = np.arange(part.start, part.stop + 1) * layout.minute_ms - timers.start_ms
-            before = due_before(timers, edges)
-            share = (before[-1] - before[0]) / max(1 - before[0], np.finfo(float).tiny)
-            is_last = part.stop == minutes.stop
-            rows = left if is_last else int(self._random.binomial(left, min(share, 1.0)))
-            left -= rows
-            if rows:
-                self._draw(part, rows, np.clip(np.diff(before), 0, None), timers.weights)
-
-    def _draw(
-        self, minutes: range, rows: int, chances: NDArray[Any], weights: Sequence[float]
-    ) -> None:
-        """Draw and count the messages of some minutes; `chances` says how they differ."""
-        import numpy as np
-
-        layout, random = self._layout, self._random
-        parts = np.array(weights or (1.0,) * layout.bands)
-        alike = np.full(layout.lanes_written, 1 / layout.lanes_written)
-        of_bands = random.multinomial(
-            random.multinomial(rows, chances / chances.sum()), parts / parts.sum()
-        )
-        # By lane, as `Layout.lane` numbers them: band by band within an index.
-        drawn = random.multinomial(of_bands, alike).transpose(0, 2, 1).reshape(len(minutes), -1)
-        of_ranges = random.integers(0, self.ranges.shape[1], size=drawn.shape)
-        found, shards = np.unique(drawn[drawn > 0], return_counts=True)
-        self.sizes.update(dict(zip(found.tolist(), shards.tolist(), strict=True)))
-        self._count_ranges(0, of_ranges, drawn > 0)
-        self._count_ranges(1, of_ranges, drawn)
-        if of_bands.max() > self.peak_rows:
-            self.peak_rows = int(of_bands.max())
-            peak = int(of_bands.max(axis=1).argmax())
-            self.ranges[2] = 0
-            self._count_ranges(2, of_ranges[peak], drawn[peak])
-        self._count_lanes(layout.start_ms(minutes.start), drawn)
-        fullest = np.argpartition(drawn, -min(_HOTTEST, drawn.size), axis=None)[-_HOTTEST:]
-        for place in fullest.tolist():
-            minute, lane = divmod(place, drawn.shape[1])
-            self.hottest.append((int(drawn[minute, lane]), -minutes[minute], lane))
-        self.hottest = sorted((one for one in self.hottest if one[0]), reverse=True)[:_HOTTEST]
-
-    def _count_ranges(self, line: int, of_ranges: NDArray[Any], amounts: NDArray[Any]) -> None:
-        import numpy as np
-
-        np.add.at(self.ranges[line], of_ranges, amounts)
-
-    def _count_lanes(self, start_ms: int, drawn: NDArray[Any]) -> None:
-        columns = zip(
-            self.lanes,
-            *(drawn.sum(axis=0).tolist(), (drawn > 0).sum(axis=0).tolist()),
-            drawn.max(axis=0).tolist(),
-            strict=True,
-        )
-        bars: Counter[int] = Counter()
-        for (band, lane), rows, shards, fullest in columns:
-            load = self.lanes[band, lane]
-            self.lanes[band, lane] = LaneLoad(
-                load.rows + rows, load.shards + shards, max(load.fullest, fullest)
+    random = np.random.default_rng(zlib.crc32(layout.queue.encode()))
+    minutes, lanes = _minutes(timers, layout), layout.lanes()
+    edges = np.arange(minutes.start, minutes.stop + 1) * layout.minute_ms - timers.start_ms
+    weights = np.array(timers.weights or (1,) * layout.bands)
+    of_minutes = random.multinomial(timers.count, np.clip(np.diff(due_before(timers, edges)), 0, 1))
+    of_bands = random.multinomial(of_minutes, weights / weights.sum())
+    alike = np.full(layout.lanes_written, 1 / layout.lanes_written)
+    # A row a minute, a column a lane: `Layout.lane` numbers the lanes of an index band by band.
+    drawn = random.multinomial(of_bands, alike).transpose(0, 2, 1).reshape(len(minutes), -1)
+    found = drawn[drawn > 0]
+    fewest, median, p99, most = np.quantile(found, (0, 0.5, 0.99, 1)).tolist()
+    places = np.argpartition(drawn, -min(_HOTTEST, drawn.size), axis=None)[-_HOTTEST:]
+    fullest = [(int(drawn.flat[place]), *divmod(int(place), len(lanes))) for place in places]
+    peak = int(of_bands.max(axis=1).argmax())
+    bytes_each = timers.body_bytes + ROW_BYTES
+    return SimulateReport(
+        at_ms=SystemClock().now_ms(),
+        timers=timers,
+        layout=layout,
+        replicas=replicas,
+        shards=found.size,
+        hot=int((found > meant_for(layout)).sum()),
+        rows=RowsOfShards(round(fewest), median, p99, round(most)),
+        hottest=tuple(
+            ShardLoad(
+                *(layout.start_ms(minutes[minute]), lane, layout.band_of(lane), rows),
+                bytes=rows * bytes_each,
+                drained_s=rows / DRAIN_RATE,
             )
-            bars[band] += rows
-            self.cells[start_ms, lane] = fullest
-        self.bars.append((start_ms, bars))
+            for rows, minute, lane in sorted(fullest, key=_fullest_first)
+            if rows
+        ),
+        nodes=tuple(
+            NodeLoad(node, shards, rows, rows * bytes_each, at_peak * 1_000 / layout.minute_ms)
+            for node, (shards, rows, at_peak) in enumerate(
+                _of_nodes(random.integers(nodes, size=drawn.shape), drawn, peak, nodes, replicas)
+            )
+        ),
+        needs=needs(int(of_bands.max()), layout, bytes_each),
+        spread=_spread(drawn, minutes, layout),
+    )
 
 
 def _minutes(timers: Timers, layout: Layout) -> range:
@@ -524,25 +451,61 @@ def _minutes(timers: Timers, layout: Layout) -> range:
     return range(layout.minute_of(timers.start_ms), last + 1)
 
 
-def _quantile(sizes: Sequence[tuple[int, int]], part: float) -> float:
-    """The size below which a part of all shards is, between the two nearest ones.
+def _fullest_first(shard: tuple[int, int, int]) -> tuple[int, int, int]:
+    rows, minute, lane = shard
+    return -rows, minute, lane
 
-    >>> _quantile([(1, 3), (5, 1)], 0.5), _quantile([(1, 1), (2, 1)], 0.5)
-    (1.0, 1.5)
+
+def _of_nodes(
+    ranges: NDArray[Any], drawn: NDArray[Any], peak: int, nodes: int, replicas: int
+) -> Iterator[tuple[int, int, int]]:
+    """Shards, messages, and messages of the peak of each node.
+
+    A node keeps, of the ring's ranges, which are alike in size, its own and those before it.
+
+    Args:
+        ranges: The range of each shard.
+        drawn: The messages of each shard.
+        peak: The number of the fullest minute.
     """
-    ends = list(accumulate(shards for _, shards in sizes))
-    place = part * (ends[-1] - 1)
-    low, high = (sizes[bisect_right(ends, whole)][0] for whole in (floor(place), ceil(place)))
-    return low + (high - low) * (place - floor(place))
+    import numpy as np
 
-
-def _nodes(drawn: _Drawn, layout: Layout, replicas: int, bytes_each: int) -> Iterator[NodeLoad]:
-    """What each node keeps: of the ring's ranges, alike in size, its own and those before it."""
-    nodes = drawn.ranges.shape[1]
+    shards, rows, at_peak = (
+        np.bincount(of.ravel(), amounts.ravel(), nodes).astype(int)
+        for of, amounts in ((ranges, drawn > 0), (ranges, drawn), (ranges[peak], drawn[peak]))
+    )
     for node in range(nodes):
         kept = [(node - before) % nodes for before in range(replicas)]
-        shards, rows, peak = drawn.ranges[:, kept].sum(axis=1).tolist()
-        yield NodeLoad(node, shards, rows, rows * bytes_each, peak * 1_000 / layout.minute_ms)
+        yield int(shards[kept].sum()), int(rows[kept].sum()), int(at_peak[kept].sum())
+
+
+def _spread(drawn: NDArray[Any], minutes: range, layout: Layout) -> Spread:
+    import numpy as np
+
+    lanes = layout.lanes()
+    bar_ms = stretch_for(minutes, layout, len(lanes))
+    begins = range(0, len(minutes), bar_ms // layout.minute_ms)
+    starts_ms = [layout.start_ms(minutes[begin]) for begin in begins]
+    of_bands = np.add.reduceat(drawn, begins).reshape(len(begins), -1, layout.bands).sum(axis=1)
+    fullest = np.maximum.reduceat(drawn, begins)
+    return Spread(
+        bar_ms,
+        tuple(
+            (at_ms, dict(enumerate(counts)))
+            for at_ms, counts in zip(starts_ms, of_bands.tolist(), strict=True)
+        ),
+        {
+            (at_ms, lane): rows
+            for at_ms, counts in zip(starts_ms, fullest.tolist(), strict=True)
+            for lane, rows in enumerate(counts)
+        },
+        {
+            (layout.band_of(lane), lane): LaneLoad(
+                *(int(of_lane.sum()), int((of_lane > 0).sum()), int(of_lane.max()))
+            )
+            for lane, of_lane in zip(lanes, drawn.T, strict=True)
+        },
+    )
 
 
 def meant_for(layout: Layout) -> int:
