@@ -1,4 +1,4 @@
-"""Acting on messages that a frame names, each once, whoever tries how often: put back, or deleted.
+"""Redrives or deletes the dead messages that a frame names, each once in however many tries.
 
 ```
  driver   a frame of positions ─► parts, by a hash of the row id ─► a task takes some
@@ -9,10 +9,10 @@
                   look, act on what is there ─► line: done
 ```
 
-A dead message that is put back gets the row that its old row and the run's time tell. So whoever
-tries again, a twin too, writes the very same row: on SQLite where the old one is there, in one
-transaction; on Cassandra, where a row that a consumer has finished stays deleted, but not for ever:
-so a part that was begun over an hour ago writes nothing any more.
+The new row of a dead message follows from its old row and the run's time, so each try writes the
+very same row. SQLite moves a row in one transaction, if the old one is there. On Cassandra a row
+that a consumer has finished stays deleted, but not for ever: a part that was begun over an hour ago
+writes nothing more.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _HASH_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """What a run was asked for, as its header has it: of several who begin it the first counts.
+    """The request of a run, as its header stores it: the first header of a run counts.
 
     Attributes:
         job: `redrive` or `delete`.
@@ -105,7 +105,7 @@ class RunHeader:
 
 
 def line_of(tally: WriteTally, **more: Any) -> dict[str, Any]:
-    """What a line says of rows that were put back or deleted, by this try or one before.
+    """The content of a line: rows that were put back or deleted, by this try or an earlier one.
 
     Rows that may have been put back and finished over an hour ago are in doubt, and those whose
     keys others have by now: they are left where they are.
@@ -185,7 +185,7 @@ class PartActor:
         return WriteTally.of(runs.agreed(self._store, done, line_of(tally)))
 
     def total(self, *, is_over: bool) -> WriteTally:
-        """What the parts have come to.
+        """The sum of the parts' tallies.
 
         Args:
             is_over: True if every row that the frame names was acted on. A part that was begun and
@@ -204,7 +204,7 @@ class PartActor:
         return total
 
     def count(self, *, is_over: bool) -> None:
-        """Store the totals of the run: the same whoever stores them, and however often."""
+        """Store the totals of the run. Idempotent: every try stores the same."""
         rows = self.total(is_over=is_over).rows
         if not rows:
             return
@@ -218,9 +218,8 @@ class PartActor:
         """The row that a dead message has once it is put back: it follows from the old one's id.
 
         Args:
-            at_ms: When its part was begun, epoch milliseconds: what should have been due long
-                before is due then. Nobody reads its minute any more but whoever repairs it, and
-                that may crash.
+            at_ms: When its part was begun, epoch milliseconds. A due long before that is raised to
+                it: no consumer reads the earlier minute any more, and a repair may crash.
         """
         plan, layout = self._plan, self._layout
         share_ms = zlib.crc32(row.id) * plan.window_ms >> _HASH_BITS
@@ -236,7 +235,7 @@ class PartActor:
         return self._run.entry(self._register.name, part)
 
     def _there(self, positions: Sequence[Position]) -> Iterator[list[Row]]:
-        """Those of the rows that are there and to be acted on, a few at a time."""
+        """The stored rows among these that the run acts on, a few at a time."""
         from_us, until_us = self._dead.settings.purged_before_us, self._plan.until_ms * 1_000
         start, count = 0, _TOGETHER_ROWS[0]
         while start < len(positions):
@@ -248,7 +247,7 @@ class PartActor:
             elif size > _TOGETHER_BYTES:
                 count = max(count // 2, _TOGETHER_ROWS[0])
             rows = [row for row in found if from_us <= row.checked().entered_us < until_us]
-            # What was put back already, by somebody who crashed then, is not put back twice.
+            # A try that crashed has put some of them back already.
             if rows := self._dead_settler.without_ended(rows):
                 yield rows
 
@@ -274,7 +273,7 @@ class PartActor:
         return []
 
     def _marks(self, row: Row, new: Row) -> list[Mark]:
-        """What the ledgers say of a message that is put back: as `Settler` records such a move."""
+        """The ledgers' marks of a message that is put back, as `Settler` records such a move."""
         marks = []
         if self._dead.settings.history_ms:
             now_ms, fate = self._clock.now_ms(), End.FORWARDED.value
@@ -284,9 +283,9 @@ class PartActor:
         return marks
 
     def _put_back_before(self, rows: list[Row], at_ms: int) -> list[Row]:
-        """Those rows of which nobody knows whether they were put back and finished since.
+        """The rows that may have been put back and finished since.
 
-        The old row of one that is there, or that the history knows, is ended here.
+        If the new row is stored, or the history has it, the old row is ended here.
         """
         new = {row.id: self.new_row(row, at_ms) for row in rows}
         known = {row.id for row in self._store.find([row.position for row in new.values()])}

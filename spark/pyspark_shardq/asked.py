@@ -1,4 +1,4 @@
-"""What of a frame makes a message, and which rows make none.
+"""Makes messages of the columns of a frame, and finds the rows that cannot be messages.
 
 ```
  key, due, body, priority, group, headers ──► their types, before anything is read
@@ -58,7 +58,7 @@ _HEADERS = "map<string,string>"
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """What of a frame makes a message.
+    """The columns of a frame that make messages.
 
     Attributes:
         key: Its id, as text.
@@ -97,7 +97,7 @@ class FrameColumns:
         headers: Named | None = None,
         spread: Duration | None = None,
     ) -> FrameColumns:
-        """What of this frame makes a message; its columns and their types are looked at.
+        """The columns of this frame that make messages; their types are checked.
 
         The arguments are those of `QueueJobs.schedule`.
 
@@ -163,7 +163,7 @@ class FrameColumns:
         return columns + ([] if self.headers is None else ["headers"])
 
     def _read(self, frame: DataFrame) -> DataFrame:
-        """What of each row is asked for, as it is."""
+        """The raw values of each row."""
         moment = x.moment_of(self.due) if self.is_text else self.due
         return frame.select(
             F.struct("*").alias(ROW),

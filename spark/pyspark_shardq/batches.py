@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from shardq.stores.store import Mark, Tally
 
 _BEGIN_US = ids.birth_us(bytes(ids.BYTES))
-"""When the time inside an id begins, in 1582."""
+"""The time inside an id of zeros, in 1582."""
 _NOT_MADE = (pa.ArrowException, OverflowError, ValueError, TypeError)
-"""What making a column raises where a value is of another kind, or out of its bounds."""
+"""The errors of making a column where a value is of another kind, or out of its bounds."""
 
 
 def of_rows(rows: Sequence[Row], columns: Columns, layout: Layout, from_us: int) -> pa.RecordBatch:
@@ -182,7 +182,7 @@ class MessageColumns:
 
     @cached_property
     def entered_us(self) -> pa.Array:
-        """When each entered the queue, epoch microseconds."""
+        """The times of entry, epoch microseconds."""
         return births_us(self.entries)
 
     @property
@@ -202,7 +202,7 @@ class MessageColumns:
         ]
 
     def header(self, name: str) -> list[str | None]:
-        """One header of each; None where there is none of that name."""
+        """The values of one header; None where a row lacks it."""
         return [None if one is None else one.get(name) for one in self.maps]
 
     def header_maps(self) -> pa.Array:
@@ -238,11 +238,11 @@ class Records:
 
     @cached_property
     def entered_us(self) -> pa.Array:
-        """When each entered the queue, epoch microseconds."""
+        """The times of entry, epoch microseconds."""
         return births_us(self.entries)
 
     def all_fates(self) -> pa.Array:
-        """How each ended; `purged` where only the queue's settings say so."""
+        """The ends; `purged` where only the queue's settings say so."""
         fates = pa.array(self.fates, pa.string())
         if not self.purged_before_us:
             return fates

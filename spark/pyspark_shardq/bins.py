@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLOTS = 512
-"""Those of many bins are all cut, and so fill them as evenly as more of them would."""
+"""Slots that fill many bins are all cut, so that more slots would not make bins more even."""
 _PIECES_A_BIN = 8
 """A slot of more than this part of a bin is cut, and so are its pieces no larger."""
 
 
 def pack(counts: Mapping[T, int], bins: int) -> list[list[T]]:
-    """What is counted in so many bins, as even as the largest first into the emptiest makes them.
+    """Items in bins that are about evenly full: the largest item goes into the emptiest bin.
 
     Args:
         counts: What each holds.
@@ -97,7 +97,7 @@ def bin_of(slot: Column, name: Column, found: Sequence[Sequence[int]]) -> Column
 
 
 def tasks_of(spark: SparkSession) -> int:
-    """How many tasks run at a time."""
+    """The number of tasks that run at a time."""
     master = spark.conf.get("spark.master", None)
     if master is not None and is_local(master):
         return cores_of(master)

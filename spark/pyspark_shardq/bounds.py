@@ -1,4 +1,4 @@
-"""What part of a view is asked for, by its options and by the filters that Spark pushes down.
+"""The part of a view that its options and Spark's pushed filters ask for.
 
 Bounds only say what need not be read. Spark judges every filter again, so that a bound may be wide,
 never narrow.
@@ -51,7 +51,7 @@ class Bounds:
     queues: frozenset[str] | None = None
 
     def within(self, first_ms: int, last_ms: int) -> Bounds:
-        """What of it lies in a time."""
+        """These bounds, narrowed to a time."""
         return replace(
             self, first_ms=max(self.first_ms, first_ms), last_ms=min(self.last_ms, last_ms)
         )
@@ -100,14 +100,14 @@ def narrowed(bounds: Bounds, filters: Iterable[Filter], layout: Layout, *, time:
 
 
 def _values(one: Filter, value: Any) -> frozenset[Any] | None:
-    """What a column must be one of; None where the filter says something else."""
+    """The values that a filter lets pass; None where it does not list them."""
     if isinstance(one, (EqualTo, EqualNullSafe)):
         return frozenset((value,))
     return frozenset(value) - {None} if isinstance(one, In) else None
 
 
 def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
-    """What is in both, None being all there is."""
+    """The intersection, where None stands for everything."""
     if one is None or other is None:
         return other if one is None else one
     return one & other

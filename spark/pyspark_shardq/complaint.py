@@ -1,4 +1,4 @@
-"""What Spark raises, as an error of shardq's in one sentence.
+"""Turns an error of Spark's into one of shardq's, in one sentence.
 
 ```
  a task's or a planner's Python ── ShardqError ─► Java ─► PySparkException, its traceback in a text
@@ -74,7 +74,7 @@ def read(error: Exception) -> ShardqError:
 
 
 def _raised(text: str) -> tuple[str, str]:
-    """What the last traceback of Python in a text ends with: the error's name, and its text."""
+    """The last line of the last Python traceback in a text: the error's name, and its text."""
     _, found, after = text.rpartition(_TRACEBACK)
     if not found:
         return "", ""
@@ -93,7 +93,7 @@ def _is_java_s(line: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """What is told in the first paragraph, without Spark's classes, plans and traces."""
+    """The first paragraph, without Spark's classes, plans and traces."""
     first = re.split(r"\n\s*\n|;\n|\n\s+at |\nJVM stacktrace|\nTraceback", text.strip())[0]
     line = " ".join(_STATE.sub("", _CLASS.sub("", first)).split())
     return line if len(line) <= _SENTENCES_CHARS else line[: _SENTENCES_CHARS - 3] + "..."

@@ -83,7 +83,7 @@ class QueueJobs(SparkQueue):
     ) -> Plan:
         """A plan that puts each row of a frame as a message due at its own time.
 
-        Nothing is put before `run()` of the plan; `good`, `bad` and `preview()` tell what would be.
+        Nothing is put before `run()` of the plan; `good`, `bad` and `preview()` show what would be.
 
         Args:
             frame: Each row is a message. It is read twice, and has to give the same rows again.
@@ -135,7 +135,7 @@ class QueueJobs(SparkQueue):
         return schedule.plan(self, frame, asked, act=UNDO, rate=rate, as_of=as_of, run=run)
 
     def backlog(self, *, ahead: Duration | None = None, rate: float | None = None) -> BacklogReport:
-        """What waits, by minute, priority and lane, and when it will be done."""
+        """Count waiting messages by minute, priority and lane, and predict when all are done."""
         return backlog.run(self, ahead=ahead, rate=rate)
 
     def audit(
@@ -146,7 +146,7 @@ class QueueJobs(SparkQueue):
         expected: DataFrame | None = None,
         key: str = "id",
     ) -> AuditReport:
-        """Find whether each message put has ended or is there, and none is twice."""
+        """Check that each message that was put has ended or is stored, and none twice."""
         return audit.run(self, since=since, until=until, expected=expected, key=key)
 
     def dead(self, *, where: str | Column | None = None) -> DeadTable:
@@ -208,7 +208,7 @@ class QueueJobs(SparkQueue):
         until: Due | Duration | None = None,
         by: By = "entered",
     ) -> HistoryReport:
-        """How late the messages of each day were, and how they ended."""
+        """Report how late the messages of each day were, and how they ended."""
         return history.run(self, since=since, until=until, by=by)
 
     def archive(

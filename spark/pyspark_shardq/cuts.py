@@ -1,4 +1,4 @@
-"""Where a queue's rows are, in pieces of which bins are made: shards, and parts of full ones.
+"""Cuts a queue's shards into pieces for bins: small shards whole, full ones in parts.
 
 ```
  shard ── count ──┬── small: one piece
@@ -67,7 +67,7 @@ class ReadPiece(NamedTuple):
     rows: int = 0
 
     def slice(self, queue: str, limit: int, purpose: str) -> Slice:
-        """What to read of it first; a few more rows come where it is cut by birth."""
+        """The slice to read first. Where the piece is cut by birth, it returns a few more rows."""
         after_ms, after_id = self.after_ms, None
         if self.from_us is not None:
             # Stores order ids of one microsecond each in their own way: begin with the one before.
@@ -124,7 +124,7 @@ def shards(store: Rows, layout: Layout, bounds: Bounds) -> list[Shard]:
 def tallies(
     store: Rows, layout: Layout, wanted: Sequence[Shard], bounds: Bounds
 ) -> dict[Shard, Tally]:
-    """What each of these shards holds of what is asked for, where it holds any."""
+    """The tallies of these shards within the bounds, of those that hold anything."""
     counted: dict[Shard, Tally] = {}
     asked = set(wanted)
     for is_own, group in groupby(
@@ -150,7 +150,7 @@ def tallies(
 
 
 def _counted(store: Rows, layout: Layout, wanted: Slice, steps: int) -> dict[Shard, Tally]:
-    """What a slice holds; where the store takes too long to count it, in parts."""
+    """The tallies of a slice, counted in parts where the store takes too long."""
     try:
         return store.count(wanted)
     except (StoreTimeout, StoreUnavailable):
@@ -187,7 +187,7 @@ def _parts(layout: Layout, wanted: Slice) -> list[Slice]:
 def pieces(
     store: Rows, layout: Layout, counted: dict[Shard, Tally], bounds: Bounds, *, rows_max: int
 ) -> Iterator[ReadPiece]:
-    """Shards as pieces of at most so many rows, as far as dues and births tell them apart.
+    """Pieces of shards, of at most so many rows as far as dues and births tell rows apart.
 
     Args:
         counted: What each shard holds.

@@ -1,4 +1,4 @@
-"""What the core computes of a message, as column expressions that Spark's own JVM evaluates.
+"""The core's arithmetic of messages, as column expressions that Spark's own JVM evaluates.
 
 ```
  due ──► due_ms ──► minute           TIMESTAMP, or text with an offset
@@ -56,7 +56,7 @@ def minute(at_ms: Column, layout: Layout) -> Column:
 
 
 def spread(key: Column, spread_ms: int) -> Column:
-    """By how many milliseconds a message is due later: the same for the same key."""
+    """The delay of a message in milliseconds: equal keys have equal delays."""
     return F.crc32(key.cast("binary")) % F.lit(max(spread_ms, 1))
 
 

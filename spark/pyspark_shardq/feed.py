@@ -1,4 +1,4 @@
-"""What has ended, as a stream: each message once, by the minutes of its end.
+"""Streams the messages that have ended, each once, by the minutes of their ends.
 
 ```
  ledger of the minutes of entry within `reach` ──► ended from start to end ──► a micro-batch
@@ -76,7 +76,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.first = max(since_ms, 0) // _MINUTE_MS
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
-        """Where a new stream begins."""
+        """The offset at which a new stream begins."""
         return {"minute": self.first}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
@@ -97,7 +97,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"minute": self._sealed()}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """End with what is sealed by now."""
+        """End the stream with the minutes that are sealed now."""
         self.target = self._sealed()
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:

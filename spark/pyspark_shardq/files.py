@@ -44,7 +44,7 @@ def read(spark: SparkSession, path: str) -> DataFrame:
     that cannot be read, or has more or fewer cells than that, keeps its text in a column `TORN`.
 
     Raises:
-        UsageError: If its suffix is none that is known, or it cannot be read.
+        UsageError: If its suffix is not known, or it cannot be read.
     """
     kind = kind_of(path)
     try:
@@ -82,7 +82,7 @@ def write(frame: DataFrame, path: str) -> None:
     """Write rows into a new directory.
 
     Raises:
-        UsageError: If its suffix is none that is known, or it is there already.
+        UsageError: If its suffix is not known, or the directory exists.
     """
     kind = kind_of(path)
     options: dict[str, str] = {"header": "true", "escape": '"'} if kind == "csv" else {}

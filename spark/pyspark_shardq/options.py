@@ -29,12 +29,12 @@ FROM_ENVIRONMENT = "env:"
 """Before the name of a variable that holds the store's url, read by each process itself."""
 PARTITIONS_MAX = 10_000
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
-"""What Spark passes on that is meant for itself."""
+"""Options that Spark passes on and that are meant for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a reader or a writer was asked for.
+    """The options of a reader or a writer.
 
     Attributes:
         store: The store's url, or `env:NAME`: then each process reads it from its environment, and
@@ -196,7 +196,7 @@ def refuse_in_task(url: str) -> None:
 
 
 def cores_of(master: str | None) -> int:
-    """How many tasks run at once, as far as a master says so; else this machine's cores.
+    """The number of tasks that run at once, by the master's name; else this machine's cores.
 
     >>> cores_of("local[2,4]"), cores_of("local")
     (2, 1)
@@ -292,4 +292,4 @@ _WRITE: _Table = {
     "run": ("run", _text),
     "tasks": ("tasks", _whole),
 }
-"""Those that only writers know."""
+"""Options that only writers know."""

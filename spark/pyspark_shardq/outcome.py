@@ -1,4 +1,4 @@
-"""What every job returns: its outcome in a sentence, in lines, and as plain values."""
+"""The base of every job's outcome: a sentence, lines, and plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardq.model.times import iso
 
 
 class JobOutcome:
-    """What a job has found or done.
+    """The outcome of a job.
 
     Attributes:
         job: The job's name, in its JSON; empty where that has none.
@@ -25,7 +25,7 @@ class JobOutcome:
 
     @property
     def is_good(self) -> bool:
-        """True if nobody has to look after it."""
+        """True if the outcome needs no attention."""
         return True
 
     def line(self) -> str:
@@ -33,7 +33,7 @@ class JobOutcome:
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """What stands above the sentence, a line each."""
+        """The details above the sentence, a line each."""
         return []
 
     def to_json(self) -> dict[str, Any]:

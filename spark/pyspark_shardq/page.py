@@ -57,7 +57,7 @@ Part: TypeAlias = str | PageTable | Picture
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands under one heading."""
+    """A heading, and the parts under it."""
 
     title: str
     parts: tuple[Part, ...]

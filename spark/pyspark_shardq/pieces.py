@@ -1,9 +1,9 @@
-"""Writing the rows of a bin in pieces, each of them once, whoever tries how often.
+"""Writes the rows of a bin in pieces, each once, however often a task is tried.
 
 ```
  look for the piece's line ── there ─► the same checksum? count it, write nothing
    │ not there
- when was it begun? ── by nobody ─► record now; of several times the earliest stands
+ when was it begun? ── never ─► record now; of several times the earliest stands
    │
  rows due before that are placed at that time, so that every try makes the same rows
    │
@@ -65,7 +65,7 @@ _CONTENT = itemgetter(3, 4)
 
 
 class WritePiece(NamedTuple):
-    """What is written at once.
+    """The rows that are written at once.
 
     Attributes:
         bin: The bin's name.
@@ -81,13 +81,13 @@ class WritePiece(NamedTuple):
 
     @property
     def part(self) -> str:
-        """What its line is called."""
+        """The name of its line."""
         return f"{self.bin}/{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTally:
-    """What became of rows.
+    """Counts of rows, by what became of them.
 
     Attributes:
         rows: Rows that are written, by this try or one before.
@@ -234,7 +234,7 @@ class Pieces:
         home = QueueHome(here, register, f"spark-{run.id}")
         self._settler = home.settler
         self._placed: list[Row] = []
-        """What the piece that is being written may have placed, and may have to repair."""
+        """The rows that the present piece may have placed, and may have to repair."""
 
     def write(self, piece: WritePiece) -> WriteTally:
         """Write a piece, where it is not written; again, for a while, where the store fails.
@@ -309,7 +309,7 @@ class Pieces:
             for row in self._store.find([row.position for row in rows])
             if row.attempt == 0 and row.claim is None
         ]
-        # Before the first is deleted: whoever tries again tells the same.
+        # Written before the first is deleted, so that each try reports the same.
         tally = WriteTally(cancelled=len(there), duplicates=piece.duplicates)
         told = runs.agreed(self._store, undone, tally.to_json())
         self._settler.end(there, End.CANCELLED)
@@ -320,7 +320,7 @@ class Pieces:
 
     def _undone(self, piece: WritePiece) -> UsageError:
         if self._placed:
-            # Whoever took the run back meanwhile may have looked for these rows too early.
+            # The run may have been taken back before these rows were written.
             self._undo(piece)
         return UsageError(
             f"run {self._run.id} was unscheduled, and what it wrote stays deleted; schedule the "
@@ -328,16 +328,16 @@ class Pieces:
         )
 
     def _begin(self, entry: Entry, line: PartLine, rows: Sequence[Row]) -> int:
-        """When the piece was begun, epoch milliseconds: the same for each who tries."""
+        """The time at which the piece was begun, epoch milliseconds: the same in each try."""
         now_ms = ceil_ms(self._clock.now_us())
         if self._store.is_local:
-            # Without a line nothing was written, and nobody needs the same time.
+            # Without a line nothing was written, so tries may differ in their time.
             return now_ms
         if line.begun_ms is not None:
             return line.begun_ms
         agreed_ms = now_ms + _AGREE_MS
         if min(row.due_ms for row in rows) > agreed_ms:
-            # No row is placed by it, whoever comes first.
+            # No row is placed by it, so tries may differ.
             runs.begin(self._store, entry, now_ms)
             return now_ms
         runs.begin(self._store, entry, agreed_ms)
@@ -353,10 +353,10 @@ class Pieces:
         return self._store.insert_once(line, LINE_TTL_MS, rows, marks, history_ms)
 
     def _in_doubt(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Rows that can be written, and those that nobody knows of.
+        """Divide rows into those that can be written, and those in doubt.
 
-        What is due may have been written, delivered and finished by now, and its tombstone is not
-        kept for ever. Where it is there, or the history knows it, it was written.
+        A row that is due may have been written, delivered and finished, and its tombstone is not
+        kept for ever. If the row is stored, or the history has it, it was written.
         """
         now_ms = self._clock.now_ms()
         known: set[bytes] = set()
@@ -411,7 +411,7 @@ class PiecesDone:
         self._tally = WriteTally()
 
     def tally(self) -> WriteTally:
-        """What has become of their rows; reads on from those that were done when last asked."""
+        """The tally of all finished pieces. Each call reads on from where the last one ended."""
         going = dict(self._next)
         while going:
             entries = {
@@ -430,7 +430,7 @@ class PiecesDone:
 
 
 def raised(rows: list[Row], at_ms: int, layout: Layout) -> list[Row]:
-    """Rows of which none is placed before a time; in order of their shards, dues and ids."""
+    """Rows whose dues are raised to a time; in order of their shards, dues and ids."""
     if not rows or min(row.due_ms for row in rows) >= at_ms:
         return rows
     made = [
@@ -448,7 +448,7 @@ def raised(rows: list[Row], at_ms: int, layout: Layout) -> list[Row]:
 
 
 def checksum_of(rows: Sequence[Row]) -> str:
-    """What tells rows from others: where, when and what they are."""
+    """A checksum of rows: where, when and what they are."""
     digest = hashlib.sha1(usedforsecurity=False)
     digest.update(b"".join(map(_ID, rows)))
     numbers = array("q")

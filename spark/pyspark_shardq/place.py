@@ -18,7 +18,7 @@ from shardq.stores import store_of
 from shardq.stores.url import shown, split
 
 _places: dict[str, tuple[Home, object]] = {}
-"""By url: each place, and what told the store's file from others when it was opened."""
+"""The places by url, each with the identity of the store's file when it was opened."""
 _lock = locks.new()
 
 
@@ -69,7 +69,7 @@ def register_of(here: Home, queue: str, *, create: bool = False) -> Register:
 
 
 def _file_of(url: str, *, create: bool) -> object:
-    """What tells a SQLite file from others that had its name; None for all other stores."""
+    """The identity of a SQLite file, also among files of its name; None for other stores."""
     parts = split(url)
     if parts.scheme != "sqlite":
         return None

@@ -35,7 +35,7 @@ _WIDTH_IN = 9.0
 _DPI = 120
 _DAY_MS = 86_400_000
 _LATE_MS_MIN = 0.1
-"""What a histogram of lateness does not tell from none; a logarithmic axis has no zero."""
+"""The lateness below which a plot shows none: a logarithmic axis has no zero."""
 OF_GROUPS = -1
 """Stands for the priority of a lane for groups, which has none."""
 BARS_MAX = 240
@@ -150,7 +150,7 @@ def heat(
 
 
 def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]]) -> bytes:
-    """How late deliveries ended, day by day, on a logarithmic axis.
+    """The lateness of ends, day by day, on a logarithmic axis.
 
     Args:
         days: (`YYYY-MM-DD`, p50, p99 and p99.9 in milliseconds), ascending; None where nothing was
@@ -190,7 +190,7 @@ def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]
 
 
 def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
-    """How messages ended, day by day, stacked.
+    """The ends of messages, day by day, stacked.
 
     Args:
         days: (`YYYY-MM-DD`, fate -> messages), ascending. A word that is none of `acked`, `dead`,
@@ -221,7 +221,7 @@ def balance(
     unit: str = "messages",
     priorities: Sequence[int] = (),
 ) -> bytes:
-    """How evenly something is spread: a bar for each, and their mean as a line.
+    """The evenness of a spread: a bar for each part, and their mean as a line.
 
     Args:
         bars: (name, amount) of each.
@@ -271,7 +271,7 @@ def balance(
 
 
 def stretch_ms(length_ms: int, minute_ms: int, most: int) -> int:
-    """How long each of at most so many stretches of a time is: minutes in a number people like.
+    """The length of a stretch, so that a time has at most so many: a number of minutes people like.
 
     Args:
         length_ms: The whole time.

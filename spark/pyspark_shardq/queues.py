@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
 
 FORMAT = "shardq"
-"""What the data source is called."""
+"""The name of the data source."""
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -39,7 +39,7 @@ class SparkQueue:
     def read(
         self, view: str = "messages", *, bodies: bool | str = False, **options: str
     ) -> DataFrame:
-        """What the queue holds, as it is read; nothing is claimed.
+        """The content of the queue, as it is read; nothing is claimed.
 
         Filters on minute, due, lane and queue reach the store; of history those on `entered`.
 

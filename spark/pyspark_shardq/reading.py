@@ -1,4 +1,4 @@
-"""Reading a queue's views, in bins of which each is a task.
+"""Reads a queue's views in bins; each bin is a task.
 
 ```
 partitions()   driver   shards ─► counted ─► hot ones cut ─► packed into even bins
@@ -48,7 +48,7 @@ BATCH_ROWS = 10_000
 """Rows of an Arrow batch: with 1,000 each Spark takes a fifth longer."""
 _BATCH_BYTES = 16 << 20
 _PAGE_ROWS = (10, 2_000)
-"""With bodies, of which each may have 1 MiB."""
+"""Rows of a page with bodies, each of up to 1 MiB."""
 _PAGE_BYTES = 4 << 20
 _TOGETHER_MAX = 256
 """Most slices of one call to the store."""
@@ -123,12 +123,12 @@ class _Reader(DataSourceReader):
 
     @property
     def from_us(self) -> int:
-        """What entered before this epoch microsecond is left out."""
+        """The epoch microsecond before which entries are left out."""
         return self.former_us if self.options.purged else self.purged_before_us
 
     @classmethod
     def bounds_of(cls, options: Options, _register: Register, now_ms: int) -> Bounds:
-        """What the options ask for."""
+        """The bounds that the options set."""
         since, until = options.since, options.until
         bounds = Bounds()
         if since is not None:
@@ -145,7 +145,7 @@ class _Reader(DataSourceReader):
             self.bounds = narrowed(self.bounds, filters, self.layout, time=self.time)
 
     def bins_for(self, units: int, units_each: int) -> int:
-        """How many tasks: as asked for, or two a core, or fewer where there is little to do."""
+        """The number of tasks: as asked for, or two a core, or fewer where little is to be done."""
         if self.options.partitions is not None:
             return self.options.partitions
         return max(1, min(2 * self.cores, -(-units // units_each)))
@@ -167,7 +167,7 @@ class _Reader(DataSourceReader):
             yield from self.batches(store, self.layout, partition.value)
 
     def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Any]]:
-        """What is to be read, in bins of which each is a task."""
+        """The units to be read, in bins; each bin is a task."""
         raise NotImplementedError
 
     def batches(
@@ -201,7 +201,7 @@ class RowsReader(_Reader):
 
 
 class ShardsReader(_Reader):
-    """What each shard holds; no row travels, unless a purge has to be told from its rows."""
+    """The counts of each shard. No row travels, unless a purge has to be told from its rows."""
 
     def bins(self, store: Store, layout: Layout) -> Iterable[Sequence[Shard]]:
         """Bins of as many shards each."""
@@ -222,13 +222,13 @@ class ShardsReader(_Reader):
 
 
 class HistoryReader(_Reader):
-    """What became of messages, by when they entered."""
+    """The history of messages, by their entry."""
 
     time = "entered"
 
     @classmethod
     def bounds_of(cls, options: Options, register: Register, now_ms: int) -> Bounds:
-        """What the options ask for, as far as there is a history."""
+        """The bounds that the options set, as far as there is a history."""
         settings = register.settings
         kept_ms = now_ms - kept_for(settings, register.name)
         first_ms = max(kept_ms, settings.former_until_us // 1_000)
@@ -323,7 +323,7 @@ def seldom_collected() -> Iterator[None]:
 def pages(
     store: Store, queue: str, pieces: Sequence[ReadPiece], *, bodies: bool
 ) -> Iterator[list[Row]]:
-    """All rows of pieces but notes, as many at a time as a page has.
+    """All rows of pieces but notes, a page at a time.
 
     Args:
         pieces: By shard; two of one shard are read one after the other.
@@ -362,7 +362,7 @@ def _together(left: list[tuple[ReadPiece, Slice]], limit: int) -> list[tuple[Rea
 def _continued(
     asked: Sequence[tuple[ReadPiece, Slice]], rows: Sequence[Row], limit: int
 ) -> list[tuple[ReadPiece, Slice]]:
-    """What is left of those whose page was full."""
+    """The rest of the pieces whose page was full."""
     counts = Counter(row.shard[1:] for row in rows)
     last = {row.shard[1:]: row for row in rows}
     more = []
@@ -394,7 +394,7 @@ def _gathered(read: Iterable[list[Row]]) -> Iterator[list[Row]]:
 def _tallies_from(
     store: Store, queue: str, pieces: Sequence[ReadPiece], from_us: int
 ) -> dict[Shard, Tally]:
-    """What shards hold of what entered from a microsecond on."""
+    """The tallies of shards, of messages that entered from a microsecond on."""
     rows: Counter[Shard] = Counter()
     claims: Counter[Shard] = Counter()
     for page in pages(store, queue, pieces, bodies=False):
@@ -416,7 +416,7 @@ def minutes_in(minutes: range, bins: int) -> list[tuple[Stretch, ...]]:
 
 
 def marks_of(store: Store, queue: str, stretches: Iterable[Stretch]) -> Iterator[Mark]:
-    """What the ledger has in a bin."""
+    """The ledger's marks of a bin."""
     for start, stop in stretches:
         yield from store.history(queue, range(start, stop))
 

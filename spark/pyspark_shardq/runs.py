@@ -1,7 +1,7 @@
 """A run of a job: its name, its time, and the lines that say what of it is done.
 
-Whoever works on a run, a twin or one that resumes it, makes the same ids by its time, and leaves
-alone what has a line. Lines are puts in the ledger of a pseudo queue, `mail#runs`, whose name no
+Each try of a run, also a twin's or a resumed one, makes the same ids by its time, and skips the
+parts that have a line. Lines are puts in the ledger of a pseudo queue, `mail#runs`, whose name no
 queue has: no table of their own.
 
 ```
@@ -45,8 +45,8 @@ BEGUN = "begun"
 """The fate of a line whose piece somebody began to write."""
 
 DOUBT_MS = 3_600_000
-"""What was begun so long ago may have ended, and be brought back by a repeat: deleted rows stay
-deleted for gc_grace, 3 h."""
+"""A part that was begun so long ago may have ended, and a repeat could bring it back: deleted rows
+stay deleted for gc_grace, 3 h."""
 _AHEAD_US = 1_000_000
 
 _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z(?:-[0-9a-f]{4})?\Z", re.ASCII)
@@ -57,8 +57,8 @@ class SparkRun(NamedTuple):
     """A run.
 
     Attributes:
-        id: Its name, `20261125T212532.123456Z-7f3a`: its time, and four random digits where it was
-            not named by whoever runs it.
+        id: Its name, `20261125T212532.123456Z-7f3a`: its time, and four random digits where the
+            user did not name it.
         as_of_us: Its time, epoch microseconds: all that it writes is as of then.
     """
 
@@ -72,7 +72,7 @@ class SparkRun(NamedTuple):
 
     @classmethod
     def at(cls, as_of_us: int) -> SparkRun:
-        """The run of a time: whoever runs the same again gives the same time."""
+        """The run of a time: the same time gives the same run."""
         moment = moment_of(as_of_us // 1_000).replace(microsecond=as_of_us % 1_000_000)
         return cls(moment.strftime(_FORM) + "Z", as_of_us)
 
@@ -105,7 +105,7 @@ class SparkRun(NamedTuple):
 
     @property
     def is_made_up(self) -> bool:
-        """True if nobody can give it this name before it has begun."""
+        """True if its name was drawn, so that it is unknown before the run begins."""
         return "-" in self.id
 
     def check_begun(self, store: Logs, queue: str) -> None:
@@ -152,11 +152,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PartLine:
-    """What is known of a part of a run.
+    """The record of a part of a run.
 
     Attributes:
         says: What its line says; None: it has none.
-        begun_ms: When somebody began it, epoch milliseconds; None: nobody, or it was not recorded.
+        begun_ms: When it was begun, epoch milliseconds; None: never, or it was not recorded.
     """
 
     says: dict[str, Any] | None = None
@@ -186,12 +186,12 @@ class PartLine:
 
 
 def lines(store: Logs, entries: Iterable[Entry]) -> dict[Entry, PartLine]:
-    """What is known of parts of runs; those of which nothing is known are left out."""
+    """The records of parts of runs, of those that have one."""
     return {mark.entry: PartLine.of(mark) for mark in store.recorded(entries)}
 
 
 def line_of(store: Logs, entry: Entry) -> PartLine:
-    """What is known of a part of a run."""
+    """The record of a part of a run."""
     return lines(store, [entry]).get(entry, PartLine())
 
 
@@ -202,7 +202,7 @@ def mark_of(entry: Entry, says: Mapping[str, Any]) -> Mark:
 
 
 def agreed(store: Logs, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a line where there is none; returns what stands there."""
+    """Write a line unless there is one; returns the content of the stored line."""
     store.insert_once(mark_of(entry, says), LINE_TTL_MS, ())
     found = line_of(store, entry).says
     return dict(says) if found is None else found
@@ -216,19 +216,19 @@ def begin(store: Logs, entry: Entry, now_ms: int) -> None:
 def write_totals(
     store: Registers, register: Register, run: SparkRun, totals: Totals, *, suffix: str = ""
 ) -> None:
-    """Store the totals of a run, which are the same whoever stores them, and however often.
+    """Store the totals of a run. Idempotent: every try stores the same.
 
     Args:
         register: Of the queue that they are of.
         suffix: Tells totals of a run from others of it.
     """
     as_of_ms = run.as_of_us // 1_000
-    # No line says when its last row is due: whoever counts looks as far as there may be rows.
+    # No line has the due of the last row, so counts read as far as there may be rows.
     farthest_ms = LATEST_MS if totals.put else 0
     try:
         mended_ms = stored_totals(store, register.totals_key).folded.mended_ms
     except StoreCorrupt:
-        # Whoever deletes what is damaged counts every row.
+        # A repair of damaged totals counts every row.
         mended_ms = 0
     # A full count since the run began has found rows of it already: another is to be made.
     late_ms = mended_ms if mended_ms >= as_of_ms else 0

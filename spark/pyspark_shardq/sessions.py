@@ -1,8 +1,8 @@
-"""A session of Spark on this machine, or the one that is there.
+"""Starts a session of Spark on this machine, or uses the active one.
 
 ```
  session() ─┬─ one is active ───────────► used as it is
-            ├─ started by spark-submit ─► what spark-submit was told
+            ├─ started by spark-submit ─► as spark-submit was called
             ├─ sc://host ───────────────► Spark Connect; the Java is the server's
             └─ local[..] ───────────────► a Java that is found, or PyPI's ─► a quiet one on loopback
 ```
@@ -48,7 +48,7 @@ _QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _LAUNCHER = """\
 #!/bin/sh
-# Starts a Java for Spark without the one module that PyPI's lacks, and of which others warn.
+# Starts a Java for Spark without a module that PyPI's Java lacks, and others warn of.
 for argument do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"

@@ -114,7 +114,7 @@ class ShardqDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Let a session of Spark read and write the format `shardq`.
 
-    Idempotent. Each session has to be told, also on Spark Connect.
+    Idempotent. Call it for each session, also on Spark Connect.
     """
     master = spark.conf.get("spark.master", None)
     # Made here, so that it travels by value and says where Spark runs: Spark's helpers cannot ask.
@@ -124,7 +124,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _cores(spark: SparkSession) -> int | None:
-    """How many tasks run at once on a cluster, where its settings say so."""
+    """The number of tasks that run at once on a cluster, where its settings say so."""
     total = spark.conf.get("spark.cores.max", None)
     each = spark.conf.get("spark.executor.cores", None)
     count = spark.conf.get("spark.executor.instances", None)

@@ -1,4 +1,4 @@
-"""How messages lie over time, priorities and lanes: as few numbers as pictures have room for."""
+"""The spread of messages over time, priorities and lanes, in as few numbers as pictures show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CELLS_MAX = 60_000
 
 
 class LaneLoad(NamedTuple):
-    """What a lane has: messages in all, how many shards they are in, and those of the fullest."""
+    """The load of a lane: messages in all, its shards, and the messages of the fullest."""
 
     rows: int = 0
     shards: int = 0
@@ -32,7 +32,7 @@ class LaneLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How messages lie.
+    """The spread of messages over time, priorities and lanes.
 
     Attributes:
         bar_ms: The length of a stretch of `bars` and `cells`.
@@ -54,7 +54,7 @@ class Spread:
         minutes: range,
         lanes: Sequence[tuple[int, int]],
     ) -> Spread:
-        """How the messages of shards lie, counted in one pass.
+        """The spread of the messages of shards, counted in one pass.
 
         Args:
             shards: `minute`, `priority`, `lane` and `rows` of each.

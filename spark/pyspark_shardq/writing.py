@@ -94,7 +94,7 @@ _LAID_OUT: dict[str, tuple[str, ...]] = {
     "group": ("string",),
     "headers": ("string",),
 }
-"""Those of a frame that `schedule` has laid out: `bin` tells it from a plain one."""
+"""The columns of a frame that `schedule` has laid out: `bin` tells it from a plain one."""
 _OPTIONAL = {"due", "id", "priority", "band", "group", "headers", "entered"}
 _SORTED_ROWS = 500_000
 _SORTED_BYTES = 256 << 20
@@ -108,7 +108,7 @@ _KEY = itemgetter(0, 1, 2)
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task did.
+    """The outcome of a task.
 
     Attributes:
         tally: Of its rows.
@@ -129,7 +129,7 @@ def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
 
 
 class _Writer:
-    """What both writers are: made by the driver, pickled, and used in each task."""
+    """The base of both writers: made by the driver, pickled, and used in each task."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -236,11 +236,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         try:
             self._count_done(*self._open(), len(messages))
         except StoreError as error:
-            # Why the write has failed is told, and not why it cannot be counted.
+            # The error of the write is raised, not this one.
             log.warning("totals of run %s are missing: %s", self._run.id, error)
 
     def _count_done(self, here: Home, register: Register, tasks: int) -> None:
-        """Store the totals of the pieces that have lines, whoever wrote them."""
+        """Store the totals of the pieces that have lines, whichever try wrote them."""
         header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
         # Of a frame that was not laid out each partition is a bin.
         bins = header.get("bins", tasks)
@@ -439,7 +439,7 @@ class PlainRows:
     Args:
         columns: The names of its columns.
         layout: Where the queue's rows live.
-        lanes: Lanes that are written, as whoever began this has read it: all tries use the same.
+        lanes: Lanes that are written, read before the first try: all tries use the same.
         where: Which partition it is, of which micro-batch.
 
     Attributes:
@@ -543,7 +543,7 @@ class PlainRows:
         return due_ms
 
     def _fixing(self, *content: object) -> str:
-        """What fixes the id of a row without one: its content, and which of those alike it is."""
+        """The text that fixes the id of a row without one: its content, its number among equals."""
         digest = hashlib.sha1(repr(content).encode(), usedforsecurity=False).digest()
         number = self._alike[digest]
         self._alike[digest] += 1
@@ -551,7 +551,7 @@ class PlainRows:
 
 
 class _Absent:
-    """What a frame has no column of."""
+    """Stands for the values of a column that the frame lacks."""
 
     def __repr__(self) -> str:
         return "absent"

@@ -32,7 +32,7 @@ USAGE, UNBALANCED = 64, 2
 """These two differ from `shardq`'s: pipelines ask an audit with 2, and 64 is BSD's for usage."""
 _OWN = {Exit.USAGE: USAGE, Exit.UNBALANCED: UNBALANCED}
 _MEANT = {Exit.FAILED: "a day could not be archived"}
-"""What is said of a code here, where that is narrower."""
+"""The meanings of codes that are narrower here than in `shardq`."""
 _ELSEWHERE = {
     Exit.RECEIPT_BAD,
     Exit.RECEIPT_STALE,
@@ -40,7 +40,7 @@ _ELSEWHERE = {
     Exit.COMMAND,
     Exit.TERMINATED,
 }
-"""What no job ends with."""
+"""The codes of `shardq` with which no job ends."""
 
 
 def exit_codes() -> list[str]:
@@ -118,7 +118,7 @@ def program(verbose: int) -> None:
 
     logs.set_up_logging(verbose)
     if not verbose:
-        # Py4J tells by the root's logger, with a traceback, of a call that Ctrl-C has ended.
+        # Py4J logs a call that Ctrl-C has ended, with a traceback, to the root logger.
         logging.getLogger().addHandler(logging.NullHandler())
     log_from(logging.ERROR if verbose else logging.CRITICAL + 1)
 

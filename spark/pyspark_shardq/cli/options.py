@@ -49,7 +49,7 @@ _SESSION = (
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """Where a job runs.
+    """The place in which a job runs.
 
     Attributes:
         name: The queue's name.

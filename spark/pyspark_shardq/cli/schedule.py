@@ -161,7 +161,7 @@ def _plan(where: JobPlace, job: str, path: str, asked: dict[str, Any]) -> Plan:
 def _watched(what: str, plan: Plan, preview: Preview) -> Iterator[None]:
     """While this lasts, a bar on stderr shows the rows that are done, where that is a terminal.
 
-    Spark tells of its tasks in a way that Spark Connect has not; the ledger tells of rows.
+    The rows are counted in the ledger: Spark Connect does not report its tasks.
     """
     with screen.progress() as bar:
         task = bar.add_task(what, total=preview.rows)
@@ -184,5 +184,5 @@ def _ask(done: PiecesDone, ended: Event, bar: Progress, task: TaskID) -> None:
             tally = done.tally()
             bar.update(task, completed=tally.rows + tally.cancelled)
         except StoreError as error:
-            # The run itself goes on, or tells of it.
+            # The run itself goes on, or raises it.
             log.info("the progress of a run cannot be read: %s", error)

@@ -1,1 +1,1 @@
-"""What is done with many messages at once: each job is a pure plan on DataFrames, and its run."""
+"""Jobs on many messages at once: each is a pure plan on DataFrames, and its run."""

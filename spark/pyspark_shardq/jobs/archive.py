@@ -48,29 +48,29 @@ _FILE_MESSAGES = 2_000_000
 """About so many messages are in a file."""
 _SCHEMA = ", ".join((*(f"{column.name} {column.type}" for column in HISTORY), "day DATE"))
 _NOT_THERE = "PATH_NOT_FOUND"
-"""What Spark calls it when nothing is where it is to read."""
+"""Spark's condition where nothing is at a path that it is to read."""
 _CAUSE = re.compile(r"^(?:Caused by|:)[: ]*(?:[\w.$]+(?:Exception|Error): )?(.*)", re.MULTILINE)
 _KIND = re.compile(r"^\([\w.$]+\) ")
-"""How Spark Connect begins what a Java of its server has raised."""
+"""The beginning of an error that a Java of Spark Connect's server has raised."""
 _REASON_CHARS = 200
 _SPARK_ERRORS = (PySparkException, Py4JError)
 
 
 class DayState(StrEnum):
-    """How a day of the history is to one of the archive."""
+    """The state of a day of the history, compared with the archive."""
 
     NEW = "new"
-    """It is not archived yet."""
+    """The archive lacks it."""
     CHANGED = "changed"
     """The archive has it otherwise: messages that entered then have ended since."""
     SAME = "same"
-    """It is archived as it is."""
+    """The archive has it as it is."""
     REDUCED = "reduced"
     """The archive has messages that the history has no more: it is left as it is."""
 
 
 class Sum(NamedTuple):
-    """What a day is compared by.
+    """The numbers by which two copies of a day are compared.
 
     Attributes:
         messages: How many entered then.
@@ -110,7 +110,7 @@ class ArchivedDay:
 
 
 def sums(ledger: DataFrame) -> DataFrame:
-    """What each queue and day of entry, UTC, is compared by.
+    """The sums of each queue and day of entry, UTC.
 
     Args:
         ledger: With the columns of the view `history`, in any order.
@@ -130,7 +130,7 @@ def sums(ledger: DataFrame) -> DataFrame:
 
 
 def state_of(source: Sum, archived: Sum | None) -> DayState:
-    """How a day is to the archive, by what both are compared by.
+    """The state of a day, by its sums in the history and in the archive.
 
     >>> state_of(Sum(2, 1, "7"), None), state_of(Sum(2, 1, "7"), Sum(2, 0, "5"))
     (<DayState.NEW: 'new'>, <DayState.CHANGED: 'changed'>)
@@ -172,7 +172,7 @@ def days_over(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport(JobOutcome):
-    """What was archived.
+    """The outcome of an archive job.
 
     Attributes:
         queue: The queue's name.
@@ -224,7 +224,7 @@ class ArchiveReport(JobOutcome):
 
 
 class ArchivePlan:
-    """What is to be archived. Made by `plan`.
+    """The days to be archived. Made by `plan`.
 
     Attributes:
         days: The days that are over and have messages, in order.
@@ -236,7 +236,7 @@ class ArchivePlan:
         self.days: tuple[ArchivedDay, ...] = tuple(days)
 
     def preview(self) -> ArchiveReport:
-        """What `run` would find; nothing is written."""
+        """The days that `run` would find; nothing is written."""
         return ArchiveReport(self._queue.name, self._path, self.days, is_dry=True)
 
     def run(self, *, on_progress: Progress | None = None) -> ArchiveReport:
@@ -346,7 +346,7 @@ def _read(queue: SparkQueue, days: range) -> DataFrame:
 
 
 def _archived(queue: SparkQueue, path: str, days: range) -> Mapping[date, Sum]:
-    """What days of an archive are compared by; empty where there is none.
+    """The sums of days of an archive; empty where there is none.
 
     Raises:
         UsageError: If the path cannot be read, or is no archive of this queue.
@@ -411,7 +411,7 @@ def _number(day: date) -> int:
 
 @contextmanager
 def _archive(path: str, what: str) -> Iterator[None]:
-    """What Spark raises in here is about the archive."""
+    """Raise an error of Spark's as one about the archive."""
     try:
         yield
     except _SPARK_ERRORS as error:

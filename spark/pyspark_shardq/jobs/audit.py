@@ -77,7 +77,7 @@ _SUPERSEDED = (End.ACKED, End.CANCELLED, End.EXPIRED, End.FORWARDED, End.DEAD, E
 
 
 def balance(ledger: DataFrame, rows: DataFrame) -> DataFrame:
-    """What the ledger and the stored rows say of each message, and how it does not fit.
+    """Join the ledger and the stored rows of each message, and judge how they fit.
 
     Args:
         ledger: With the columns `row_id`, `id`, `entered`, `due`, `fate` and `ended` of the view
@@ -121,7 +121,7 @@ def balance_expected(
     """The same by message id, where a frame says what was to be put.
 
     Each id is to be delivered once. What died or was cancelled may have been put again: that is
-    not twice. What is there or has ended and is not expected is `unknown`.
+    not twice. A stored or ended message that is not expected is `unknown`.
 
     Args:
         ledger: As `balance` takes it.
@@ -169,7 +169,7 @@ def balance_expected(
             "is_copied"
         ),
     )
-    # What is not expected, and of which nothing is left, is nobody's concern.
+    # An id that is not expected, without a row and an end, is left out.
     kind = F.when(~F.col("is_put"), MisfitKind.UNKNOWN.value).otherwise(_kind())
     return both.where("is_put or is_there or fate is not null").withColumn("kind", kind)
 
@@ -179,7 +179,7 @@ def _any(claim: Column) -> Column:
 
 
 def _kind() -> Column:
-    """What `kind_of` says of the facts: its answer to each case, by the number of the case."""
+    """The answers of `kind_of`: a column that looks up each case by its number."""
     cases = product((None, End.ACKED.value, _UNKNOWN_END), (False, True), (False, True))
     answers = [
         kind_of(fate=fate, is_put=is_put, is_there=is_there) for fate, is_put, is_there in cases
@@ -195,7 +195,7 @@ def _word(kind: MisfitKind | None) -> Column:
 
 
 def counts(judged: DataFrame, purged_before_us: int = 0) -> DataFrame:
-    """How many messages are alike, by minute of entry; what a `Balance` is made of.
+    """Count the messages that are alike, by minute of entry; `counted` makes a `Balance` of them.
 
     Args:
         judged: What `balance` gives.
@@ -238,17 +238,17 @@ def counted(lines: Sequence[Row], *, is_expected: bool = False) -> tuple[Balance
 
 @dataclass(frozen=True, slots=True)
 class AuditReport(JobOutcome):
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
-        audit: As `Queue.audit` gives it, without its minutes and misfits; where a frame told what
-            was to be put, `put` counts that.
-        doubled: Messages with two rows; where a frame told what was to be put, ids that were
-            delivered twice, or have ended and are there again.
+        audit: As `Queue.audit` gives it, without its minutes and misfits; where ids were expected,
+            `put` counts these.
+        doubled: Messages with two rows; where ids were expected, ids that were delivered twice, or
+            have ended and are stored again.
         misfits: Each message that does not fit: `kind`, `id`, `entered`, `fate`, and `entry`, which
             the view `history` calls `row_id`.
         counts: What `counts` gives.
-        is_expected: True if a frame told what was to be put.
+        is_expected: True if a frame named the ids to be expected.
     """
 
     audit: Audit
@@ -308,7 +308,7 @@ class AuditReport(JobOutcome):
         return told
 
     def named(self, most: int = _NAMED_MAX) -> list[Misfit]:
-        """What does not fit, by kind, time of entry and id; so many at most.
+        """The first misfits, by kind, time of entry and id.
 
         An id that was expected and has never entered has the beginning of 1970 for its entry.
         """
@@ -363,7 +363,7 @@ def run(
     key: str = "id",
     on_progress: Progress | None = None,
 ) -> AuditReport:
-    """Find whether each message that was put has ended or is there, and none twice, meanwhile.
+    """Check that each message that was put has ended or is stored, and none twice.
 
     Rows are read before the ledger. What does not fit then is no finding yet, for messages move and
     end meanwhile: only what does not fit in the same way three times is one.
@@ -415,7 +415,7 @@ def run(
 
 
 class _Doubt(NamedTuple):
-    """What does not fit so far: of how many messages, and when the first and the last entered."""
+    """The messages that do not fit so far: how many, and when the first and the last entered."""
 
     messages: int
     unsure: int
@@ -465,7 +465,7 @@ class _Looks:
         self._look(doubtful, self._rows(self._suspects.where(doubtful)))
 
     def last(self) -> None:
-        """Ask the ledger alone for what is lost: what has just ended fits by now."""
+        """Ask the ledger alone for lost messages: one that has just ended fits now."""
         if self._doubt.lost:
             rows = self._suspects.limit(0).select(
                 "entry",
@@ -481,7 +481,7 @@ class _Looks:
         return self._fitting.unionByName(self._suspects.drop("looks"))
 
     def misfits(self) -> DataFrame:
-        """What does not fit."""
+        """The messages that do not fit."""
         doubtful = self._suspects.where("kind is not null")
         return doubtful.select("kind", "id", "entered", "fate", "entry")
 
@@ -496,7 +496,7 @@ class _Looks:
             # Few messages in hundreds of tasks would cost seconds.
             again, rows = again.coalesce(1), rows.coalesce(1)
         before = again.select(self._key, F.col("kind").alias("before"), "looks")
-        # What neither is there nor recorded any more has outlived its retention: it has no line.
+        # A message without a row and a record has outlived its retention: it has no line.
         judged = self._judged(self._ledger(again), rows, again).join(before, self._key)
         looks = F.when(F.col("kind") == F.col("before"), F.col("looks") + 1).otherwise(1)
         judged = judged.withColumn("looks", looks).drop("before")
@@ -561,7 +561,7 @@ class _Looks:
         return self._queue.spark.createDataFrame(table)
 
     def _rows(self, among: DataFrame | None) -> DataFrame:
-        """All rows, and then once more those that are near, as `Auditor` reads them; by now."""
+        """All rows, then the near ones once more, as `Auditor` reads them; all of it is read."""
         now_ms = self._clock.now_ms()
         all_rows = self._read_rows(among)
         since_ms = max(now_ms - self._layout.minute_ms, 0)
@@ -596,4 +596,4 @@ class _Looks:
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:
-    """Progress that nobody has asked for."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""What a queue holds: minute by minute, priority by priority, lane by lane, and when it is done.
+"""Counts a queue's messages by minute, priority and lane, and predicts when all are done.
 
 ```
  view `shards` ──► counts ──┬─► minutes ────► hot ones ahead; when all is done at the present rate
@@ -53,7 +53,7 @@ _TRIES = 100
 
 
 class MinuteLoad(NamedTuple):
-    """What is due in one minute.
+    """The messages that are due in one minute.
 
     Attributes:
         start_ms: Its start, epoch milliseconds.
@@ -72,7 +72,7 @@ class MinuteLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast messages leave.
+    """The rate at which messages leave.
 
     Attributes:
         left: Messages a second that were acked, buried, cancelled or purged.
@@ -112,7 +112,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class BacklogReport(JobOutcome):
-    """What a queue held at one time.
+    """The messages of a queue at one time.
 
     Attributes:
         queue: The queue's name.
@@ -430,7 +430,7 @@ def outlook(
 
 
 def present_rate(store: Store, register: Register, at_ms: int) -> Rate | None:
-    """How fast messages leave, by the totals that the queue's processes have stored.
+    """The rate at which messages leave, by the totals that the queue's processes have stored.
 
     Those of the present hour, and of the one before it while the present one is young.
 

@@ -5,8 +5,8 @@
  dead ─► where(..) ─► redrive, purge      each message once, by `acts.py`
 ```
 
-A redrive moves messages at once and lets them come due at its rate: so it is no task that has to
-wait, and who tries again gives each message the same due.
+A redrive moves messages at once and lets them come due at its rate: no task has to wait, and each
+try gives a message the same due.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MASKS = (
     (r"'[^']*'|\"[^\"]*\"", "<text>"),
     (r"[0-9]+(?:[.,:][0-9]+)*", "<n>"),
 )
-"""What differs between errors of one kind, in this order, and what stands for it."""
+"""Patterns of texts that differ between errors of one kind, in this order, and their masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DeadTable(JobOutcome):
 
     @property
     def messages(self) -> int:
-        """All of them."""
+        """The number of all dead messages."""
         return sum(group.messages for group in self.groups)
 
     def line(self) -> str:
@@ -119,7 +119,7 @@ class DeadTable(JobOutcome):
 
 @dataclass(frozen=True, slots=True)
 class DeadReport(JobOutcome):
-    """What a redrive or a purge has done, or would do.
+    """The outcome of a redrive or a purge, or of a dry run of it.
 
     Attributes:
         queue: The queue's name.
@@ -211,7 +211,7 @@ def groups(frame: DataFrame) -> DataFrame:
 
 
 def positions(frame: DataFrame) -> DataFrame:
-    """Where the rows of a frame are, each once.
+    """The positions of the rows of a frame, each once.
 
     Args:
         frame: Of the view `dead`, filtered and joined by whatever conditions, with the columns

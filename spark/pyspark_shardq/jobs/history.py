@@ -1,4 +1,4 @@
-"""What became of a queue's messages, day by day: counts, ends, attempts, how late they were.
+"""Reports a queue's history day by day: counts, ends, attempts, lateness.
 
 ```
  ledger ──► as of a moment ──┬─► days: how many, how they ended, p50/p99/p999 of lateness
@@ -70,7 +70,7 @@ def as_of(ledger: DataFrame, at_ms: int) -> DataFrame:
 
 
 def days(ledger: DataFrame, *, by: By = "entered") -> DataFrame:
-    """What became of the messages of each queue and day, UTC.
+    """Count the messages of each queue and day, UTC, by their ends.
 
     Args:
         ledger: With the columns `queue`, `entered`, `due`, `fate`, `ended` and `attempt` of the
@@ -115,14 +115,14 @@ def days(ledger: DataFrame, *, by: By = "entered") -> DataFrame:
 
 
 def hours(ledger: DataFrame) -> DataFrame:
-    """How many messages ended in each hour, and how: `hour` (its begin), `fate`, `messages`."""
+    """Count the ends of each hour: `hour` (its begin), `fate`, `messages`."""
     ended = ledger.where(F.col("ended").isNotNull())
     hour = F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3_600) * 3_600).alias("hour")
     return ended.groupBy(hour, "fate").agg(F.count("*").alias("messages"))
 
 
 def lateness(ledger: DataFrame) -> DataFrame:
-    """How many acked messages were how late: `upto_ms`, null above the last bound; `messages`."""
+    """Count acked messages by lateness: `upto_ms`, null above the last bound; `messages`."""
     late_ms = _late_ms()
     upto = F.lit(None).cast("long")
     for bound in reversed(LATENESS_MS):
@@ -132,7 +132,7 @@ def lateness(ledger: DataFrame) -> DataFrame:
 
 
 def attempts(ledger: DataFrame) -> DataFrame:
-    """How many messages ended after how many deliveries: `attempts`, 100 at most; `messages`."""
+    """Count the ended messages by deliveries: `attempts`, 100 at most; `messages`."""
     ended = ledger.where(F.col("ended").isNotNull())
     capped = F.least("attempt", F.lit(_ATTEMPTS_MAX)).alias("attempts")
     return ended.groupBy(capped).agg(F.count("*").alias("messages"))
@@ -153,7 +153,7 @@ def day_of(column: str) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What became of the messages of one queue and day; the columns of `days`."""
+    """The messages of one queue and day; the columns of `days`."""
 
     queue: str
     day: date
@@ -176,7 +176,7 @@ class Day:
 
     @property
     def fates(self) -> dict[str, int]:
-        """How many ended in which way, and how many have not: `open`."""
+        """The number of messages by end; `open` counts those that have not ended."""
         words = (*(end.value for end in End), "unknown", "open")
         return {word: getattr(self, word) for word in words}
 
@@ -204,7 +204,7 @@ def _ms(millis: float) -> str:
 
 
 class Ends(NamedTuple):
-    """How many messages ended in one way in an hour, by its begin."""
+    """The messages that ended in one way in an hour, by its begin."""
 
     hour: datetime
     fate: str
@@ -212,14 +212,14 @@ class Ends(NamedTuple):
 
 
 class LatenessCount(NamedTuple):
-    """How many messages were late by so many milliseconds at most; None: above the last bound."""
+    """The messages that were late by at most `upto_ms`; None: above the last bound."""
 
     upto_ms: int | None
     messages: int
 
 
 class Attempts(NamedTuple):
-    """How many messages took so many deliveries; 100 stands for 100 and more."""
+    """The messages that took so many deliveries; 100 stands for 100 and more."""
 
     attempts: int
     messages: int
@@ -227,7 +227,7 @@ class Attempts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistoryReport(JobOutcome):
-    """What became of the messages of a queue.
+    """The history of a queue's messages.
 
     Attributes:
         queue: Its name.
@@ -253,7 +253,7 @@ class HistoryReport(JobOutcome):
 
     @property
     def messages(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return sum(day.messages for day in self.days)
 
     def line(self) -> str:
@@ -329,7 +329,7 @@ def run(
     until: Due | Duration | None = None,
     by: By = "entered",
 ) -> HistoryReport:
-    """What became of the messages of a queue, as of a moment; while it is being consumed.
+    """Report the history of a queue as of a moment. Consumers may run meanwhile.
 
     Args:
         queue: A queue that keeps a history.

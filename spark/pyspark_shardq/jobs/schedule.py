@@ -66,7 +66,7 @@ class PlannedMinute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Preview(JobOutcome):
-    """What a run would write.
+    """The rows that a run would write.
 
     Attributes:
         run: The run's name.
@@ -91,7 +91,7 @@ class Preview(JobOutcome):
     bins: tuple[int, ...]
 
     def line(self) -> str:
-        """All of it in a sentence."""
+        """The outcome in a sentence."""
         bad = f", {sum(self.bad.values()):,} bad" if self.bad else ""
         if self.first_due is None or self.last_due is None:
             return f"nothing to schedule in {self.queue}{bad}."
@@ -113,7 +113,7 @@ class Preview(JobOutcome):
 
 @dataclass(frozen=True, slots=True)
 class Report(JobOutcome):
-    """What a run has done.
+    """The outcome of a run.
 
     Attributes:
         run: The run's name, by which it is resumed and undone.
@@ -136,7 +136,7 @@ class Report(JobOutcome):
 
     @property
     def found(self) -> int:
-        """Those of them that were scheduled by a try before."""
+        """The messages among them that an earlier try has scheduled."""
         return self.tally.found
 
     @property
@@ -161,7 +161,7 @@ class Report(JobOutcome):
         return f"scheduled {put} in {self.queue}{before}{doubt}: run {self.run}."
 
     def lines(self) -> list[str]:
-        """What else there is to say, a line each."""
+        """The less usual counts, the bad rows and the doubtful ids, a line each."""
         tally = self.tally
         told = [
             (tally.duplicates, "rows were the same message as another"),
@@ -178,7 +178,7 @@ class Report(JobOutcome):
 
 
 class Plan:
-    """What is to be written, before it is. Made by `plan`.
+    """The rows to be written or taken back. Made by `plan`.
 
     Attributes:
         queue: The queue.
@@ -205,7 +205,7 @@ class Plan:
         self._asked_bins = bins
         self._frame = frame
         self._asked = asked
-        # Whoever resumes a run goes by what was so when it was planned.
+        # A run that is resumed uses the lanes of its first try.
         self._planned = self._line(PLAN)
         lanes = self._planned.get("lanes", register.settings.lanes_agreed)
         self._layout = replace(register.layout, lanes_written=lanes)
@@ -222,7 +222,7 @@ class Plan:
         return self._judged.where(F.col(REASON).isNotNull()).select(f"{ROW}.*", REASON)
 
     def preview(self) -> Preview:
-        """What would be written, counted in one pass over the frame."""
+        """Count the rows that would be written, in one pass over the frame."""
         counted = self._counted
         sizes = [0] * counted.bins
         for rows, found in zip(counted.slots, counted.bins_of, strict=True):
@@ -264,7 +264,7 @@ class Plan:
         return Report(self.run_id, self.queue.name, tally, preview.bad, self._act)
 
     def done(self, preview: Preview) -> PiecesDone:
-        """The pieces of the run that are done, for those who watch it.
+        """The finished pieces of the run, to show its progress.
 
         Args:
             preview: The run's.
@@ -356,12 +356,12 @@ class Plan:
         return min(PIECE_ROWS, max(_PIECE_ROWS_MIN, int(self._rate / tasks)))
 
     def _line(self, part: str) -> dict[str, Any]:
-        """What a line of this run says; nothing where there is none."""
+        """The content of a line of this run; empty without one."""
         entry = self._run.entry(self.queue.name, part)
         return runs.line_of(self.queue.place().store, entry).says or {}
 
     def _agree(self, preview: Preview) -> None:
-        """Write the run's header, or see that what is to be written is what it tells of."""
+        """Write the run's header, or check that the existing one is of the same rows."""
         counted = self._counted
         header = {
             "job": "schedule",
@@ -403,7 +403,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What a pass over the frame has shown.
+    """The findings of one pass over the frame.
 
     Attributes:
         preview: What it says.
@@ -411,7 +411,7 @@ class _Counted:
         bins_of: The bins of each slot.
         bins: How many bins there are.
         piece: Most rows of a piece.
-        digest: What tells the rows from others.
+        digest: A checksum of the rows.
     """
 
     preview: Preview

@@ -1,4 +1,4 @@
-"""How made-up timers would lie in lanes, shards and nodes: planning on paper.
+"""Simulates how timers would lie in lanes, shards and nodes: planning on paper.
 
 ```
  shape ──► timers of each minute ──► of its priorities ──► of their lanes ──┬─► balance, hot shards
@@ -41,7 +41,7 @@ SHAPES = {
     "hourly": "a share of them due exactly on the hour",
     "burst": "a share of them due in one minute",
 }
-"""How the dues of made-up timers are spread."""
+"""The distributions of the dues of made-up timers."""
 
 LANE_RATE = 1_000
 """Messages a second that a lane is meant for at peak.
@@ -57,7 +57,7 @@ Source: docs/tried.md, "Speed". A lane is read by one process at a time, so it d
 PARTITION_BYTES_MAX = 100 << 20
 """Source: from this size on, Cassandra warns of a partition as large."""
 ROW_BYTES = 60
-"""What a row needs beside its body, before compression.
+"""The bytes that a row needs beside its body, before compression.
 
 Source: 100,000 rows with random bodies of 200 bytes and names of 16 characters, in 40 shards of a
 Cassandra 5.0.9: 57 bytes a row.
@@ -101,7 +101,7 @@ class Timers:
 
 
 class ShardLoad(NamedTuple):
-    """What a shard gets.
+    """The messages of a shard.
 
     Attributes:
         start_ms: The start of its minute, epoch milliseconds.
@@ -121,7 +121,7 @@ class ShardLoad(NamedTuple):
 
 
 class RowsOfShards(NamedTuple):
-    """How many messages the emptiest shard has, the median one, and so on to the fullest."""
+    """The number of messages of the emptiest shard, the median one, and so on to the fullest."""
 
     fewest: int
     median: float
@@ -130,7 +130,7 @@ class RowsOfShards(NamedTuple):
 
 
 class NodeLoad(NamedTuple):
-    """What a node keeps: copies of rows, and deliveries a second in the fullest minute."""
+    """The load of a node: copies of rows, and deliveries a second in the fullest minute."""
 
     node: int
     shards: int
@@ -140,7 +140,7 @@ class NodeLoad(NamedTuple):
 
 
 class Need(NamedTuple):
-    """How many lanes a limit asks for, and why."""
+    """The number of lanes that a limit asks for, and the reason."""
 
     lanes: int
     why: str
@@ -148,7 +148,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulateReport(JobOutcome):
-    """How made-up timers lie in a queue.
+    """The spread of made-up timers in a queue.
 
     Attributes:
         at_ms: When it was made, epoch milliseconds.
@@ -212,7 +212,7 @@ class SimulateReport(JobOutcome):
         )
 
     def advice(self) -> str:
-        """How many lanes to take, in a sentence."""
+        """The number of lanes to take, in a sentence."""
         needed, have = self.lanes_needed, self.layout.lanes_written
         if needed > LANES_MAX:
             queues = ceil(needed / LANES_MAX)
