@@ -23,12 +23,12 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 from spark_frames import LEDGER, ROWS, frame_of
-from spark_stores import STORES, url
+from spark_stores import STORES, Bench, bench, url
 
-from pyspark_shardq import connect
 from pyspark_shardq.jobs import audit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -239,17 +239,15 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
 @pytest.mark.gate
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_it_agrees_with_the_audit_of_the_queue_itself(
-    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing moves meanwhile.
     monkeypatch.setattr(audit, "PAUSE_S", 0)
     monkeypatch.setattr(books, "PAUSE_S", 0)
-    with shardq.connect(url) as db:
-        queue = db.queue("spark-audit", history="7d")
-        planted_kinds = plant(queue)
-        there = connect(spark, "spark-audit", url)
-        report = audit.run(there)
-        known = queue.audit()
+    here = bench(history="7d")
+    planted_kinds = plant(here.queue)
+    report = here.spark.audit()
+    known = here.queue.audit()
     assert {one.id: one.kind for one in report.named()} == planted_kinds
     assert [one for one in report.named() if one.kind != "doubled"] == known.misfits
     assert report.audit.total == known.total
@@ -271,7 +269,7 @@ def test_it_agrees_with_the_audit_of_the_queue_itself(
     indirect=["url"],
 )
 def test_it_is_exact_while_consumers_run(
-    spark: SparkSession, url: str, *, is_expected: bool
+    spark: SparkSession, bench: Callable[..., Bench], *, is_expected: bool
 ) -> None:
     snoozed = set()
 
@@ -280,39 +278,34 @@ def test_it_is_exact_while_consumers_run(
             snoozed.add(message.id)
             raise shardq.Snooze("300ms")
 
-    with shardq.connect(url) as db:
-        queue = db.queue("spark-audit-running", history="7d")
-        names = [f"order-{n}" for n in range(3_000)]
-        queue.put_many(
-            {"body": name, "delay": f"{n * 10}ms", "id": name} for n, name in enumerate(names)
-        )
-        far = queue.put("x", delay="1d", id="lost")
-        db._home.store.delete([far._row.position])
-        expected = frame_of(spark, {"id": pa.string()}, [(name,) for name in names])
-        there = connect(spark, "spark-audit-running", url)
-        consumer = shardq.Consumer(queue, handle, threads=4)
-        consumer.start()
-        report = audit.run(there, expected=expected if is_expected else None)
-        consumer.stop()
-        consumer.join()
+    here = bench(history="7d")
+    names = [f"order-{n}" for n in range(3_000)]
+    here.queue.put_many(
+        {"body": name, "delay": f"{n * 10}ms", "id": name} for n, name in enumerate(names)
+    )
+    far = here.queue.put("x", delay="1d", id="lost")
+    here.queue._home.store.delete([far._row.position])
+    expected = frame_of(spark, {"id": pa.string()}, [(name,) for name in names])
+    consumer = shardq.Consumer(here.queue, handle, threads=4)
+    consumer.start()
+    report = here.spark.audit(expected=expected if is_expected else None)
+    consumer.stop()
+    consumer.join()
     # Nobody expects the one that is lost, and nothing is left of it.
     lost = [] if is_expected else [("lost", "lost")]
     assert [(one.kind, one.id) for one in report.named()] == lost
     assert report.audit.total.put == 3_000 + len(lost)
     assert report.is_even == is_expected
     said = "balances: 3,000 expected = " if is_expected else "does not balance: 3,001 put = "
-    assert report.line().startswith(f"spark-audit-running {said}")
+    assert report.line().startswith(f"{here.queue.name} {said}")
 
 
 def test_what_cannot_be_audited_is_refused_before_anything_is_read(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, bench: Callable[..., Bench]
 ) -> None:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    with shardq.connect(url) as db:
-        db.queue("mail")
-    there = connect(spark, "mail", url)
-    with pytest.raises(HistoryOff, match=r"queue 'mail' keeps no history .* alter\(history='7d'\)"):
-        audit.run(there)
+    here = bench()
+    with pytest.raises(HistoryOff, match=r"queue 'mail-\w+' keeps no history .* alter\(history="):
+        here.spark.audit()
     expected = spark.range(3).withColumnRenamed("id", "number")
     with pytest.raises(UsageError, match="no column 'order'; there is number"):
-        audit.run(there, expected=expected, key="order")
+        here.spark.audit(expected=expected, key="order")

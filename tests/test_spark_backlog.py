@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from spark_stores import STORES, Bench, bench, url
 
-import shardq
 from pyspark_shardq import connect
 from pyspark_shardq.jobs import backlog
 from pyspark_shardq.jobs.backlog import MinuteLoad, Outlook, Rate
@@ -26,6 +26,7 @@ from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -41,11 +42,8 @@ FAR_MS = 1 << 52
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    made = f"sqlite:///{tmp_path}/mail.db"
-    with shardq.connect(made) as db:
-        db.queue("mail", lanes=3, bands=2)
-    return made
+def here(bench: Callable[..., Bench]) -> Bench:
+    return bench(lanes=3, bands=2)
 
 
 def counted(queue: Queue) -> dict[tuple[int, int], tuple[int, int]]:
@@ -90,62 +88,43 @@ def check_against(queue: Queue, spark_queue: SparkQueue) -> None:
     report.counts.unpersist()
 
 
-def test_counts_are_those_of_the_store_row_by_row(url: str, spark: SparkSession) -> None:
-    with shardq.connect(url) as db:
-        queue = db.queue("mail", create=False)
-        fill(queue)
-        check_against(queue, connect(spark, "mail", url))
+@pytest.mark.parametrize("url", STORES, indirect=True)
+def test_counts_are_those_of_the_store_row_by_row(here: Bench) -> None:
+    fill(here.queue)
+    check_against(here.queue, here.spark)
 
 
-@pytest.mark.cassandra
-def test_counts_on_cassandra_are_those_of_the_store(
-    cassandra_url: str, spark: SparkSession
-) -> None:
-    with shardq.connect(cassandra_url) as db:
-        name = f"backlog-{uuid4().hex[:8]}"
-        queue = db.queue(name, lanes=3, bands=2)
-        fill(queue)
-        check_against(queue, connect(spark, name, cassandra_url))
-        queue.drop()
-
-
-def test_what_a_purge_has_reached_and_what_is_far_is_not_counted(
-    url: str, spark: SparkSession
-) -> None:
-    with shardq.connect(url) as db:
-        queue = db.queue("mail", create=False)
-        queue.put_many([b"old"] * 5)
-        queue.purge()
-        queue.put_many({"body": "new", "delay": delay} for delay in ("1m", "1m", "5h"))
-        report = backlog.run(connect(spark, "mail", url), ahead="1h")
+def test_what_a_purge_has_reached_and_what_is_far_is_not_counted(here: Bench) -> None:
+    here.queue.put_many([b"old"] * 5)
+    here.queue.purge()
+    here.queue.put_many({"body": "new", "delay": delay} for delay in ("1m", "1m", "5h"))
+    report = here.spark.backlog(ahead="1h")
 
     assert (report.rows, report.begun) == (2, 0)
     assert report.oldest_ms is not None
     assert report.oldest_ms > report.at_ms
-    assert "mail holds 2 messages" in report.line()
+    assert f"{here.queue.name} holds 2 messages" in report.line()
 
 
-def test_a_report_of_an_empty_queue_says_so(url: str, spark: SparkSession) -> None:
-    report = backlog.run(connect(spark, "mail", url))
+def test_a_report_of_an_empty_queue_says_so(here: Bench) -> None:
+    report = here.spark.backlog()
 
-    assert report.line() == "mail holds no message."
+    assert report.line() == f"{here.queue.name} holds no message."
     assert report.lines() == []
-    assert "mail holds no message." in report.page()
+    assert report.line() in report.page()
     told = json.loads(json.dumps(report.to_json()))
     assert (told["messages"], told["counts"], told["oldest_due"]) == (0, [], None)
 
 
-def test_a_report_tells_what_is_due_when_and_when_it_is_done(url: str, spark: SparkSession) -> None:
-    with shardq.connect(url) as db:
-        queue = db.queue("mail", create=False)
-        minute_ms = queue._home.clock.now_ms() // MINUTE_MS * MINUTE_MS
-        soon, later = (moment_of(minute_ms + n * MINUTE_MS + 5_000) for n in (30, 90))
-        queue.put_many({"body": "x", "due": soon} for _ in range(600))
-        queue.put_many({"body": "x", "due": later, "priority": 1} for _ in range(100))
-        shards = len({row.shard for page in queue._rows() for row in page})
-        report = backlog.run(connect(spark, "mail", url), rate=5)
+def test_a_report_tells_what_is_due_when_and_when_it_is_done(here: Bench) -> None:
+    minute_ms = here.queue._home.clock.now_ms() // MINUTE_MS * MINUTE_MS
+    soon, later = (moment_of(minute_ms + n * MINUTE_MS + 5_000) for n in (30, 90))
+    here.queue.put_many({"body": "x", "due": soon} for _ in range(600))
+    here.queue.put_many({"body": "x", "due": later, "priority": 1} for _ in range(100))
+    shards = len({row.shard for row in here.rows()})
+    report = here.spark.backlog(rate=5)
 
-    held = f"mail holds 700 messages in {shards} shards"
+    held = f"{here.queue.name} holds 700 messages in {shards} shards"
     assert report.line().startswith(f"{held}; the first is due at ")
     assert "At 5 messages/s, as given, all is done by" in report.line()
     assert [minute.rows for minute in report.hottest()] == [600, 100]
@@ -161,14 +140,14 @@ def test_a_report_tells_what_is_due_when_and_when_it_is_done(url: str, spark: Sp
 
 
 def test_a_queue_that_is_not_there_and_a_rate_of_none_are_errors(
-    url: str, spark: SparkSession
+    here: Bench, spark: SparkSession
 ) -> None:
     with pytest.raises(UnknownQueue, match="post"):
-        backlog.run(connect(spark, "post", url))
+        connect(spark, "post", here.url).backlog()
     with pytest.raises(BadSetting, match="rate must be a number above 0"):
-        backlog.run(connect(spark, "mail", url), rate=0)
+        here.spark.backlog(rate=0)
     with pytest.raises(BadTime, match="ahead"):
-        backlog.run(connect(spark, "mail", url), ahead="soon")
+        here.spark.backlog(ahead="soon")
 
 
 CONSUMING = """
@@ -200,39 +179,31 @@ with shardq.connect(url) as db:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["sqlite", "cassandra"])
-def test_counts_are_exact_and_timers_punctual_at_500_messages_a_second(
-    kind: str, url: str, spark: SparkSession, request: pytest.FixtureRequest
-) -> None:
-    where = url if kind == "sqlite" else request.getfixturevalue("cassandra_url")
-    name = f"backlog-{uuid4().hex[:8]}"
-    with shardq.connect(where) as db:
-        queue = db.queue(name, lanes=4, bands=2)
-        tomorrow = moment_of(queue._home.clock.now_ms() + 24 * HOUR_MS)
-        queue.put_many(
-            {"body": b"x" * 200, "due": tomorrow + timedelta(seconds=n % 7_200), "priority": n % 2}
-            for n in range(100_000)
-        )
-        expected = counted(queue)
-        spark_queue = connect(spark, name, where)
-        backlog.run(spark_queue).counts.unpersist()
+@pytest.mark.parametrize("url", STORES, indirect=True)
+def test_counts_are_exact_and_timers_punctual_at_500_messages_a_second(here: Bench) -> None:
+    tomorrow = moment_of(here.queue._home.clock.now_ms() + 24 * HOUR_MS)
+    here.queue.put_many(
+        {"body": b"x" * 200, "due": tomorrow + timedelta(seconds=n % 7_200), "priority": n % 2}
+        for n in range(100_000)
+    )
+    expected = counted(here.queue)
+    here.spark.backlog().counts.unpersist()
 
-        command = [sys.executable, "-c", CONSUMING, where, name, "15000", "2"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consuming:
-            looks = 0
-            while consuming.poll() is None:
-                report = backlog.run(spark_queue)
-                rows = report.counts.collect()
-                found = {(row.minute, row.lane): (row.rows, row.in_flight) for row in rows}
-                assert {place: found[place] for place in expected} == expected
-                assert report.rows <= 115_000
-                report.counts.unpersist()
-                looks += 1
-            assert consuming.stdout is not None
-            left, p99_ms = json.loads(consuming.stdout.read())
-        assert (left, consuming.returncode) == (0, 0)
-        assert counted(queue) == expected
-        queue.drop()
+    command = [sys.executable, "-c", CONSUMING, here.url, here.queue.name, "15000", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consuming:
+        looks = 0
+        while consuming.poll() is None:
+            report = here.spark.backlog()
+            rows = report.counts.collect()
+            found = {(row.minute, row.lane): (row.rows, row.in_flight) for row in rows}
+            assert {place: found[place] for place in expected} == expected
+            assert report.rows <= 115_000
+            report.counts.unpersist()
+            looks += 1
+        assert consuming.stdout is not None
+        left, p99_ms = json.loads(consuming.stdout.read())
+    assert (left, consuming.returncode) == (0, 0)
+    assert counted(here.queue) == expected
     assert looks >= 3
     assert p99_ms < 50, f"{looks} looks, p99 {p99_ms:.1f} ms"
 

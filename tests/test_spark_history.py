@@ -14,13 +14,13 @@ from shardq.errors import HistoryOff, UsageError
 pytest.importorskip("pyspark")
 
 from spark_frames import HISTORY, frame_of
+from spark_stores import Bench, bench, url
 
 from pyspark_shardq import connect
 from pyspark_shardq.jobs import history
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -121,23 +121,18 @@ def test_as_of_a_moment_nothing_later_has_entered_or_ended(spark: SparkSession) 
     assert (day["messages"], day["open"], day["acked"], day["attempts"]) == (3, 2, 1, 1)
 
 
-def test_the_history_of_a_queue_is_what_the_queue_itself_tells(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    with shardq.connect(url) as db:
-        queue = db.queue("mail", history="7d")
-        there = connect(spark, "mail", url)
-        assert history.run(there).line().startswith("mail: nothing has entered from ")
-        queue.put_many(f"{n}" for n in range(50))
-        for message in queue.receive(max=20, wait="5s"):
-            queue.ack(message)
-        queue.cancel(queue.put("x", delay="1h"))
-        report = history.run(there)
-        records = list(queue.history())
+def test_the_history_of_a_queue_is_what_the_queue_itself_tells(bench: Callable[..., Bench]) -> None:
+    here = bench(history="7d")
+    queue = here.queue
+    assert here.spark.history().line().startswith(f"{queue.name}: nothing has entered from ")
+    queue.put_many(f"{n}" for n in range(50))
+    for message in queue.receive(max=20, wait="5s"):
+        queue.ack(message)
+    queue.cancel(queue.put("x", delay="1h"))
+    report = here.spark.history()
     late = [
         round((one.ended - one.due).total_seconds() * 1_000)
-        for one in records
+        for one in queue.history()
         if one.fate == "acked" and one.ended and one.due
     ]
     total = {word: sum(day.fates[word] for day in report.days) for word in ("acked", "open")}
@@ -148,18 +143,15 @@ def test_the_history_of_a_queue_is_what_the_queue_itself_tells(
     assert sum(day["cancelled"] for day in told["days"]) == 1
     assert sum(hour["messages"] for hour in told["hours"]) == 21
     page = report.page()
-    assert "History of mail" in page
+    assert f"History of {queue.name}" in page
     assert page.count("data:image/png;base64,") == 2
 
 
 def test_a_history_that_is_off_or_a_word_that_is_none_is_refused(
-    spark: SparkSession, tmp_path: Path
+    bench: Callable[..., Bench],
 ) -> None:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    with shardq.connect(url) as db:
-        db.queue("mail")
-    there = connect(spark, "mail", url)
+    here = bench()
     with pytest.raises(HistoryOff, match=r"keeps no history .* alter\(history='7d'\)"):
-        history.run(there)
+        here.spark.history()
     with pytest.raises(UsageError, match=r"by must be one of entered, due, ended, not 'born'"):
-        history.run(there, by="born")
+        here.spark.history(by="born")  # type: ignore[arg-type]
