@@ -35,7 +35,7 @@ from shardq.records.ledger import (
 from shardq.stores.store import MINUTE_US, Entry, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -138,6 +138,11 @@ class Balance:
         for name in names:
             setattr(self, name, getattr(self, name) + messages)
 
+    def sum_of(self, names: Iterable[str]) -> str:
+        """The counts of these names that are above 0, as `2 acked + 1 in flight`; else `0`."""
+        counts = ((getattr(self, name), name.replace("_", " ")) for name in names)
+        return " + ".join(f"{count:,} {name}" for count, name in counts if count) or "0"
+
     def merge(self, other: Balance) -> None:
         """Add another's counts."""
         for name in NAMES:
@@ -192,8 +197,7 @@ class Audit:
         total = self.total
         if self.is_empty:
             return f"{self.queue}: {self._emptiness()}; there is nothing that could be audited."
-        there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in OUTCOMES]
-        sum_of = " + ".join(part for part in there if not part.startswith("0 ")) or "0"
+        sum_of = total.sum_of(OUTCOMES)
         if self.is_even:
             said = f"{self.queue} balances: {total.put:,} put = {sum_of}"
         else:

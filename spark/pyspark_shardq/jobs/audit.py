@@ -280,10 +280,9 @@ class AuditReport(JobOutcome):
 
     def _expected_line(self) -> str:
         total = self.audit.total
-        there = {name: getattr(total, name) for name in (*OUTCOMES, "lost")}
-        parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in there.items() if count]
         said = "balances" if self.is_even else "does not balance"
-        line = f"{self.audit.queue} {said}: {total.put:,} expected = {' + '.join(parts) or '0'}"
+        sum_of = total.sum_of((*OUTCOMES, "lost"))
+        line = f"{self.audit.queue} {said}: {total.put:,} expected = {sum_of}"
         if total.unknown:
             line += f"; {total.unknown:,} not expected, or of an unknown end"
         if total.resurrected:
