@@ -50,14 +50,6 @@ def test_of_several_with_one_id_the_one_due_first_is_found(world: World) -> None
     assert [message and message.text for message in found] == ["57", "58", "59"]
 
 
-def test_a_purged_message_is_not_found(world: World) -> None:
-    queue = world.connect().queue(world.queue_name())
-    sent = queue.put("a", delay="1h")
-    world.pass_time(0.01)
-    queue.purge()
-    assert queue.find(sent.id) is None
-
-
 @pytest.mark.parametrize("message_id", ["", "a\nb", 7, None, "x" * 257])
 def test_what_can_be_no_id_is_refused(message_id: object) -> None:
     from shardq.testing import Stage

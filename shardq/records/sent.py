@@ -13,8 +13,9 @@ row, so a repeat writes the same row again. A deleted row stays deleted.
 from __future__ import annotations
 
 import hashlib
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
 
 from shardq.errors import StoreCorrupt, StoreUnavailable, shown
 from shardq.model.ids import birth_us
@@ -34,10 +35,18 @@ if TYPE_CHECKING:
 ONCE_MS: Final = 300_000
 """How long a name is taken, from the first put under it."""
 _TRIES = 5
-_PLACE = re.compile(
-    r"([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,16})\.([0-9a-f]{32})\.([0-9a-f]{16})\.(.*)",
-    re.ASCII | re.DOTALL,
-)
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _FirstPut(msgspec.Struct, frozen=True, array_like=True):
+    """The first put under a name: the place of its row, and what a repeat has in common with it."""
+
+    minute: _Whole
+    lane: _Whole
+    due_ms: _Whole
+    row: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    digest: bytes
+    id: str | None
 
 
 class Sent:
@@ -80,14 +89,17 @@ class Sent:
                 if place not in refused:
                     found[name] = rows[name]
                     continue
-                text = refused[place]["place"]
-                first = None if text is None else self._first(rows[name], text)
-                if first is None:
+                row, text = rows[name], refused[place]["place"]
+                first = None if text is None else self._read(text)
+                if first is None or self._is_over(first):
                     seen[name] = text
                     continue
-                found[name] = first
-                if self._store.write_timeout_ms and text.split(".")[4] == _digest(rows[name]):
-                    again.append(first)
+                shard = Shard(row.shard.queue, first.minute, first.lane)
+                found[name] = row._replace(
+                    shard=shard, due_ms=first.due_ms, id=first.row, name=first.id
+                )
+                if self._store.write_timeout_ms and first.digest == _digest(row):
+                    again.append(found[name])
             if not seen:
                 break
         else:
@@ -113,48 +125,35 @@ class Sent:
         return [row for row in missing if row.position in written]
 
     def _place(self, name: str) -> Place:
-        # Of a dropped queue of the name the names are free.
+        # The names of a dropped queue of this name are free.
         return (self._register.totals_key, bucket_of(name)), (name,)
 
     def _change(self, name: str, row: Row, seen: str | None) -> Change:
         partition, key = self._place(name)
-        shard = row.shard
-        place = ".".join(
-            (
-                str(shard.minute),
-                str(shard.lane),
-                str(row.due_ms),
-                row.id.hex(),
-                _digest(row),
-                row.name or "",
-            )
-        )
+        _, minute, lane = row.shard
+        first = _FirstPut(minute, lane, row.due_ms, row.id, _digest(row), row.name)
+        place = msgspec.json.encode(first).decode()
         return Change(
             partition, key, {"place": seen}, {"place": place}, insert=(row,), ttl_ms=ONCE_MS
         )
 
-    def _first(self, row: Row, text: str) -> Row | None:
-        """The row that was put first under a name; None if that is five minutes ago."""
-        parts = _PLACE.fullmatch(text)
-        if parts is None:
+    def _read(self, text: str) -> _FirstPut:
+        try:
+            return msgspec.json.decode(text, type=_FirstPut)
+        except msgspec.DecodeError as error:
             raise StoreCorrupt(
                 f"a name of queue {self._register.name!r} under which a message was put once is "
                 f"damaged: its place is {shown(text)}; delete its row of table sent, or restore "
                 f"the store from a copy."
-            )
-        first_id = bytes.fromhex(parts[4])
-        if birth_us(first_id) + ONCE_MS * 1_000 <= self._clock.now_us():
-            return None
-        return row._replace(
-            shard=Shard(row.shard.queue, int(parts[1]), int(parts[2])),
-            due_ms=int(parts[3]),
-            id=first_id,
-            name=parts[6] or None,
-        )
+            ) from error
+
+    def _is_over(self, first: _FirstPut) -> bool:
+        """True if a first put was so long ago that its name is free."""
+        return birth_us(first.row) + ONCE_MS * 1_000 <= self._clock.now_us()
 
 
-def _digest(row: Row) -> str:
+def _digest(row: Row) -> bytes:
     """A digest of what a repeat has to have in common with the first put."""
     made = hashlib.blake2b(row.body, digest_size=8)
     made.update(f"\0{row.group}\0{row.headers}".encode())
-    return made.hexdigest()
+    return made.digest()
