@@ -17,7 +17,7 @@ from shardq.clock import pause
 from shardq.errors import StoreCorrupt
 from shardq.inspection import choice
 from shardq.inspection.choice import Choice
-from shardq.server.answers import AskedQueues, SharedAnswers
+from shardq.server.answers import SharedAnswers
 from shardq.server.pages.looks import Looks
 from shardq.testing import Stage
 
@@ -269,7 +269,7 @@ def test_a_damaged_queue_is_named_while_others_are_still_read() -> None:
         names = ["mail", "news"]
         found = None
         while found is None or "mail" in found.unread:
-            found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0.01))
+            found = await site.answers.gather(site.served, "x", read, names, within_s=0.01)
         goes_on.set()
         assert (found.unread, str(found.failed["mail"])) == (["news"], "bad")
 
@@ -287,14 +287,14 @@ def test_what_is_not_read_in_time_is_told_as_it_was_before() -> None:
             return f"{queue.name} {rounds.count(queue.name)}"
 
         names = ["mail", "news", "none"]
-        found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
+        found = await site.answers.gather(site.served, "x", read, names, within_s=60)
         assert found.values == {"mail": "mail 1", "news": "news 1"}
         assert (found.unread, found.failed) == ([], {})
         stage.clock.advance(100)
-        late = await site.answers.gather(site.served, "x", read, AskedQueues(names, 0))
+        late = await site.answers.gather(site.served, "x", read, names, within_s=0)
         assert late.values == found.values
         site.answers.forget_queue("mail")
-        found = await site.answers.gather(site.served, "x", read, AskedQueues(names, 60))
+        found = await site.answers.gather(site.served, "x", read, names, within_s=60)
         assert found.values["news"] == "news 2"
         assert found.values["mail"] >= "mail 2"
 

@@ -61,12 +61,10 @@ def test_each_put_and_ack_gets_its_own_answer() -> None:
             assert kinds == [message, BadSetting, message, BadName, message]
             got = await mail.queue.receive(10)
             assert sorted(one.text for one in got) == ["1", "3", "5"]
-            ends = await asyncio.gather(
-                *(mail.ack(one.receipt) for one in [*got, got[0]]), return_exceptions=True
-            )
-            assert [type(one) for one in ends[:3]] == [type(None)] * 3
+            ends = await asyncio.gather(*(mail.ack_all([one.receipt]) for one in [*got, got[0]]))
+            assert ends[:3] == [[None]] * 3
             assert await mail.call(lambda queue: queue.depth(exact=True).total) == 0
-            with pytest.raises(StaleReceipt):
-                await mail.ack(got[1].receipt)
+            [error] = await mail.ack_all([got[1].receipt])
+            assert isinstance(error, StaleReceipt)
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.health.vitals import Vitals
-    from shardq.metrics.exporter import Read
+    from shardq.metrics.collector import Read
     from shardq.tasks.line import ProcessLine
 
 metrics = options.option(
@@ -108,7 +108,7 @@ def of_one(db: Connection, names: Sequence[str] | None = None) -> Callable[[], R
     """A function that makes the reader of metrics for a process without a supervisor."""
 
     def read() -> Read:
-        from shardq.metrics.exporter import reader
+        from shardq.metrics.collector import reader
 
         return reader(db, names)
 

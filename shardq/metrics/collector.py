@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,14 +17,49 @@ from shardq.metrics.named import METRICS, Named
 from shardq.metrics.reading import Process, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardq.connection import Connection
     from shardq.metrics.reading import Gauges
     from shardq.records.meter import Counted
 
 
-class Collector(Collecting):
+Read: TypeAlias = "Callable[[], tuple[Gauges, Counted]]"
+"""Returns gauges with totals, and the counts of meters."""
+
+
+def reader(db: Connection, names: Sequence[str] | None = None) -> Read:
+    """A function that reads a store and this process, which is measured from now on.
+
+    Args:
+        db: The connection.
+        names: The queues to look at; None: all.
+    """
+    reading, process = Reading(db, names), Process(db)
+    return lambda: (reading.gauges() | process.gauges(), process.counted())
+
+
+class Families(Collecting):
+    """The metrics of a function that reads them.
+
+    Args:
+        read: The function.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        """The metrics without values; a registry learns their names without a read of the store."""
+        for name, named in METRICS.items():
+            yield _family(name, named)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as they are now."""
+        yield from families(*self._read())
+
+
+class Collector(Families):
     """Collects the metrics of a store, and of this process, for a registry of yours.
 
     Depths, ages and totals are of the whole store. Totals are the store's own, read at each scrape,
@@ -47,18 +82,7 @@ class Collector(Collecting):
     """
 
     def __init__(self, db: Connection, queues: Sequence[str] | None = None) -> None:
-        self._reading = Reading(db, queues)
-        self._process = Process(db)
-
-    def describe(self) -> Iterator[Metric]:
-        """The metrics without values; a registry learns their names without a read of the store."""
-        for name, named in METRICS.items():
-            yield _family(name, named)
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics, as they are now."""
-        gauges = self._reading.gauges() | self._process.gauges()
-        yield from families(gauges, self._process.counted())
+        super().__init__(reader(db, queues))
 
 
 def families(gauges: Gauges, counted: Counted) -> Iterator[Metric]:

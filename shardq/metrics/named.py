@@ -117,8 +117,6 @@ METRICS: dict[str, Named] = {
     ),
 }
 """Name -> the metric. A counter is scraped with `_total` behind its name."""
-OF_PROCESSES = ("shardq_clock_offset_seconds", "shardq_tombstones_read", "shardq_polls_open")
-"""Metrics that a process reads at a scrape, beside those of its meter."""
 
 
 def scraped(name: str) -> list[str]:

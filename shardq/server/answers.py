@@ -100,7 +100,13 @@ class SharedAnswers:
             del self._kept[question]
 
     async def gather(
-        self, served: Served, question: Hashable, read: Callable[[Queue], T], asked: AskedQueues
+        self,
+        served: Served,
+        question: Hashable,
+        read: Callable[[Queue], T],
+        names: Sequence[str],
+        *,
+        within_s: float,
     ) -> QueueAnswers[T]:
         """The answers of queues to one question: a few seconds old, or older if time is short.
 
@@ -111,7 +117,8 @@ class SharedAnswers:
             served: The queues.
             question: The name of the question.
             read: Answers it for a queue; called in a thread.
-            asked: The queues, and how long to wait.
+            names: The queues; one that does not exist is in no part of the answers.
+            within_s: How long to wait for queues that must be read.
 
         Raises:
             StoreError: If the store answered for no queue.
@@ -121,7 +128,7 @@ class SharedAnswers:
             async with self._readers:
                 return await (await served.queue(name)).call(read, is_long=True)
 
-        questions = {name: Of(question, name) for name in asked.names}
+        questions = {name: Of(question, name) for name in names}
         known = (self._kept.get(one) for one in questions.values())
         cost_us = sum(one.took_us for one in known if one is not None)
         lasts_us = max(2 * LASTS_US, SHARE * cost_us)
@@ -131,7 +138,7 @@ class SharedAnswers:
         }
         running = [one.task for one in kept.values() if not one.task.done()]
         if running:
-            await asyncio.wait(running, timeout=asked.within_s)
+            await asyncio.wait(running, timeout=within_s)
         return _found(kept)
 
     def _begin(
@@ -168,19 +175,6 @@ class Of:
 
     question: Hashable
     queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskedQueues:
-    """Queues that are asked about, and how long that may take.
-
-    Attributes:
-        names: Their names; a queue that does not exist is in no part of the answers.
-        within_s: How long to wait for queues that must be read.
-    """
-
-    names: Sequence[str]
-    within_s: float
 
 
 @dataclass(slots=True)

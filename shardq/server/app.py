@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from shardq.records.meter import HTTP
 from shardq.server import api, sqs
-from shardq.server.client import Bodies, Client, Crowded, Gone, TooLarge, TooSlow
+from shardq.server.client import Bodies, Client, Gone, Untaken
 from shardq.server.proxies import is_trusted, seen_through
 from shardq.server.site import Site, SiteOptions
 from shardq.server.web import Request, Response
@@ -91,24 +91,14 @@ class Application:
         is_whole = False
         try:
             if _header_bytes(scope) > HEADER_BYTES_MAX:
-                answer = side.refusal(
-                    request, 431, "RequestHeaderTooLarge", "The headers exceed 64 KiB."
-                )
-            else:
-                request.body = await client.body(request.headers.get("content-length"))
-                is_whole = True
-                answer = await client.await_while_there(self._answered(request, site, side))
-        except TooLarge:
-            answer = side.refusal(request, 413, "RequestEntityTooLarge", "The body exceeds 8 MiB.")
-        except Crowded:
-            answer = side.refusal(
-                request, 503, "ServiceUnavailable", "The server holds too many large bodies now."
-            )
-            answer.headers.append(("retry-after", "1"))
-        except TooSlow:
-            answer = side.refusal(
-                request, 408, "RequestTimeout", "The body did not arrive within 20s."
-            )
+                raise Untaken(431, "RequestHeaderTooLarge", "The headers exceed 64 KiB.")
+            request.body = await client.body(request.headers.get("content-length"))
+            is_whole = True
+            answer = await client.await_while_there(self._answered(request, site, side))
+        except Untaken as error:
+            answer = side.refusal(request, error.status, error.code, error.text)
+            if error.status == 503 and side is not api:
+                answer.headers.append(("retry-after", "1"))
         except Gone:
             return
         meter = self._connection._home.meter

@@ -33,16 +33,20 @@ class Gone(Exception):
     """The client left before its answer."""
 
 
-class TooLarge(Exception):
-    """The body is larger than a request may be."""
+class Untaken(Exception):
+    """The head or the body of a request is not taken.
 
+    Attributes:
+        status: The HTTP status.
+        code: The name of the error.
+        text: A sentence for people.
+    """
 
-class TooSlow(Exception):
-    """The body did not arrive in time."""
-
-
-class Crowded(Exception):
-    """The large bodies of other requests take all the room for them."""
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.text = text
 
 
 class Bodies:
@@ -90,13 +94,11 @@ class Client:
 
         Raises:
             Gone: If the client leaves before its end.
-            TooLarge: If it has more than 8 MiB.
-            Crowded: If it is large, and so are too many others.
-            TooSlow: If it has not arrived in 20 s.
+            Untaken: If it has more than 8 MiB, is large like too many others now, or has not
+                arrived in 20 s.
         """
         if declared is not None and _exceeds(declared):
-            await self._spill()
-            raise TooLarge
+            raise await self._too_large()
         parts: list[bytes] = []
         size = 0
         try:
@@ -109,15 +111,17 @@ class Client:
                     size += len(part)
                     if size > BODY_BYTES_MAX:
                         parts.clear()
-                        await self._spill()
-                        raise TooLarge
+                        raise await self._too_large()
                     if size > QUICK_BYTES and not self._counts(size):
-                        raise Crowded
+                        raise Untaken(
+                            503, "ServiceUnavailable", "The server holds too many large bodies now."
+                        )
                     parts.append(part)
                     if not event.get("more_body", False):
                         return parts[0] if len(parts) == 1 else b"".join(parts)
         except TimeoutError as error:
-            raise TooSlow from error
+            text = "The body did not arrive within 20s."
+            raise Untaken(408, "RequestTimeout", text) from error
 
     def _counts(self, size: int) -> bool:
         """Reserve room for a body of so many bytes; False if there is none."""
@@ -131,8 +135,8 @@ class Client:
         self._bodies.release(self._body_bytes)
         self._body_bytes = 0
 
-    async def _spill(self) -> None:
-        """Read and drop, within bounds, the rest of the body."""
+    async def _too_large(self) -> Untaken:
+        """The error of a body that is too large, after a bounded part of its rest is dropped."""
         size = 0
         try:
             async with asyncio.timeout(BODY_S_MAX):
@@ -140,9 +144,10 @@ class Client:
                     event = await self._receive()
                     size += len(event.get("body", b""))
                     if not event.get("more_body", False):
-                        return
+                        break
         except TimeoutError:
-            return
+            pass
+        return Untaken(413, "RequestEntityTooLarge", "The body exceeds 8 MiB.")
 
     async def await_while_there(self, work: Awaitable[T]) -> T:
         """Await the work of a request; it is cancelled when the client leaves.

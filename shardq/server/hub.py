@@ -209,20 +209,6 @@ class ServedQueue:
         size_bytes = sum(len(item["body"]) for item in items)
         return _told(await self._puts.do_all(items, size_bytes))
 
-    async def ack(self, receipt: str, *, redelivered: bool = False) -> None:
-        """End a delivery as done.
-
-        Args:
-            receipt: Its receipt.
-            redelivered: As for `Queue.ack`.
-
-        Raises:
-            ShardqError: As `Queue.ack` raises it.
-        """
-        [error] = await self.ack_all([receipt], redelivered=redelivered)
-        if error is not None:
-            raise error
-
     async def ack_all(
         self, receipts: Sequence[str], *, redelivered: bool = False
     ) -> list[ShardqError | None]:

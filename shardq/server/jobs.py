@@ -16,10 +16,10 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from shardq.errors import ShardqError
-from shardq.server.outages import STOPPED, Patience
+from shardq.clock import pause
+from shardq.errors import ShardqError, StoreFull, StoreTimeout, StoreUnavailable
 from shardq.server.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -36,6 +36,28 @@ J = TypeVar("J", bound="ServerJob[Any]")
 
 _KEPT_MAX = 20
 """Jobs that have ended and are still shown."""
+
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.5, 8.0
+STOPPED: Final = (StoreUnavailable, StoreTimeout, StoreFull)
+"""The errors of a store that may answer again soon."""
+
+
+class Patience:
+    """Pauses between tries: each is twice the last one, to 8 s.
+
+    Each is short enough that no other server takes the mover of a task for dead.
+
+    Attributes:
+        pause_s: How long the next one is.
+    """
+
+    def __init__(self) -> None:
+        self.pause_s = _PAUSE_S_MIN
+
+    async def wait(self) -> None:
+        """Wait until the next try."""
+        await pause(self.pause_s)
+        self.pause_s = min(2 * self.pause_s, _PAUSE_S_MAX)
 
 
 @dataclass(slots=True)

@@ -37,20 +37,16 @@ def seen_through(
         if not hop.strip():
             continue
         client = hop.strip()
-        if not _is_trusted(client, trusted):
+        if not is_trusted(client, trusted):
             break
     told = headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower()
     host = headers.get("x-forwarded-host", "").rpartition(",")[2].strip() or host
     return client, told if told in {"http", "https"} else scheme, host
 
 
-def is_trusted(peer: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> bool:
-    """True if a peer is a proxy whose headers are believed."""
-    return bool(trusted) and _is_trusted(peer, trusted)
-
-
 @lru_cache(1_024)
-def _is_trusted(address: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+def is_trusted(address: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+    """True if an address is that of a proxy whose headers are believed."""
     try:
         found = ip_address(address)
     except ValueError:

@@ -16,7 +16,6 @@ from shardq.inspection.outlook import backlog, hot_minutes
 from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso
 from shardq.schedules.triggers.zones import zone_name, zone_of
-from shardq.server.answers import AskedQueues
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
 
@@ -199,7 +198,7 @@ async def get_calendar(call: RouteCall[CalendarQuery, None]) -> Calendar:
         await call.queue(query.queue)
     question = ("calendar", horizon_ms, by, zone_name(zone))
     read = partial(_count, horizon_ms=horizon_ms, by=by, zone=zone)
-    found = await site.answers.gather(site.served, question, read, AskedQueues(asked, limit_s))
+    found = await site.answers.gather(site.served, question, read, asked, within_s=limit_s)
     if query.queue in found.failed:
         raise found.failed[query.queue]
     at_ms = min((one.calendar.at_ms for one in found.values.values()), default=now_ms)

@@ -57,22 +57,16 @@ class DeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
     newest: bool = False
 
 
-class AllDeadQuery(Filter, kw_only=True, forbid_unknown_fields=True):
+class AllDeadQuery(ListQuery, kw_only=True, forbid_unknown_fields=True):
     """The dead messages of all queues to return.
 
     Attributes:
         queue: Only dead messages of this queue.
         limit: The most to return; less if they have more than 8 MiB together.
-        after: `next` of the page before.
-        look: The most messages to look at.
-        cut: How many bytes of each body to return; all unless given.
     """
 
     queue: str = ""
     limit: Annotated[int, Meta(ge=1, le=MANY_MAX)] = 100
-    after: str = ""
-    look: Annotated[int, Meta(ge=1, le=choosing.LOOKED_MAX)] = choosing.LOOKED_MAX
-    cut: Annotated[int, Meta(ge=1)] | None = None
 
 
 class DeadMessage(Struct):

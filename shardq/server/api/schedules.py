@@ -13,7 +13,6 @@ from shardq.records.actions import What
 from shardq.schedules.schedule import LATE_MS, late_ms
 from shardq.schedules.stored import id_of
 from shardq.schedules.triggers.zones import local_moment
-from shardq.server.answers import AskedQueues
 from shardq.server.api.problem import Refused
 from shardq.server.api.queues import Count
 from shardq.server.api.route import QUEUE, RouteCall, route
@@ -333,8 +332,8 @@ async def list_all_schedules(call: RouteCall[AllSchedulesQuery, None]) -> AllSch
         asked = [query.queue]
     else:
         asked = await call.queues()
-    wanted = AskedQueues(asked, within_s(query.within))
-    found = await site.answers.gather(site.served, "schedules", _readable, wanted)
+    limit_s = within_s(query.within)
+    found = await site.answers.gather(site.served, "schedules", _readable, asked, within_s=limit_s)
     now_ms = site.clock.now_ms()
     places = {
         _place(one, query.order): one

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
+from shardq.server.api.problem import Refused
 from shardq.server.pages import deeds
 from shardq.server.pages.dead import export_chosen
-from shardq.server.pages.forms import Form
+from shardq.server.pages.deeds import Form
 from shardq.server.pages.leading import cleared, done
 from shardq.server.pages.looks import Looks
-from shardq.server.pages.page import NotShown
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def act(page: Page) -> Response:
     """Carry an action out, and lead back to the page that it was given on.
 
     Raises:
-        NotShown: If the form is not one of this server for this person.
+        Refused: If the form is not one of this server for this person.
     """
     request = page.request
     fields = parse_qs(
@@ -133,7 +133,7 @@ async def act(page: Page) -> Response:
         _refuse(page, name, "these pages are read-only")
     wanted = ACTS.get(name)
     if wanted is None:
-        raise NotShown(400, f"there is no action {name[:50]!r}.")
+        raise Refused(400, f"there is no action {name[:50]!r}.")
     parts = [
         form.get(part[1:-1], "") if part.startswith("{") else part
         for part in wanted.path.split("/")
@@ -141,7 +141,7 @@ async def act(page: Page) -> Response:
     try:
         body = None if wanted.body is None else wanted.body(form)
         answer = await page.call(wanted.method, *parts, body=body)
-    except NotShown as error:
+    except Refused as error:
         if error.status in {401, 403}:
             log.warning("pages: %s of %s is refused: %s", name, page.session.caller.who, error)
         return done(page, back, f"Not done: {error.detail}")
@@ -162,7 +162,7 @@ def _check_origin(page: Page) -> None:
     """Refuse a form of another site's page.
 
     Raises:
-        NotShown: If it is such a form.
+        Refused: If it is such a form.
     """
     headers, host = page.request.headers, page.request.host
     origin = headers.get("origin")
@@ -175,8 +175,8 @@ def _refuse(page: Page, name: str, why: str) -> None:
     """Refuse an action, and log its caller.
 
     Raises:
-        NotShown: Always.
+        Refused: Always.
     """
     caller = page.session.caller
     log.warning("pages: %r by %s from %s is refused: %s", name, caller.who, caller.client, why)
-    raise NotShown(403, f"Nothing was done: {why}.")
+    raise Refused(403, f"Nothing was done: {why}.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from shardq.server.api.problem import Refused
 from shardq.server.pages.deeds import FILTERS
 from shardq.server.pages.messages import CUT_BYTES, LOOKED_MAX, ROWS, row_of
-from shardq.server.pages.page import NotShown, Template
+from shardq.server.pages.page import Template
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ def _check_reads(page: Page, queues: Sequence[str]) -> None:
     """Refuse a file with bodies to a person who may not read them.
 
     Raises:
-        NotShown: If the person may not read one of the queues.
+        Refused: If the person may not read one of the queues.
     """
     for one in queues:
         if not page.allows("r", one):
-            raise NotShown(403, f"you may not read the bodies of {one}.")
+            raise Refused(403, f"you may not read the bodies of {one}.")
 
 
 def _file(lines: AsyncIterator[bytes]) -> Response:

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardq.server.pages.page import NotShown
+from shardq.server.api.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardq.server.pages.forms import Form
 
 FILTERS = ("queue", "task", "error", "body", "text", "since", "until")
 """The filters of dead messages, which forms pass on."""
+
+
+class Form(dict[str, str]):
+    """The fields of a form, each with its last value.
+
+    Attributes:
+        every: All values of each field.
+    """
+
+    def __init__(self, fields: Mapping[str, list[str]]) -> None:
+        super().__init__({name: values[-1] for name, values in fields.items()})
+        self.every = fields
+
+    def chosen(self) -> list[str]:
+        """The rows of a list that are chosen.
+
+        Raises:
+            Refused: If none is.
+        """
+        rows = self.every.get("id", [])
+        if not rows:
+            raise Refused(400, "choose at least one line of the list.")
+        return rows
 
 
 def chosen(form: Form) -> Any:
@@ -24,7 +46,7 @@ def due(form: Form) -> Any:
     """When a message is to be due: after a delay, or at a time in UTC."""
     delay, at = form.get("delay", ""), form.get("due", "")
     if bool(delay) == bool(at):
-        raise NotShown(400, "give a delay or a time, one of them.")
+        raise Refused(400, "give a delay or a time, one of them.")
     return {"delay": delay} if delay else {"due": in_utc(at)}
 
 
@@ -67,7 +89,7 @@ def matching(form: Form) -> Any:
     given: dict[str, Any] = {name: form[name] for name in FILTERS if form.get(name)}
     if rate := form.get("rate", ""):
         if not (rate.isascii() and rate.isdigit() and len(rate) < 10):
-            raise NotShown(400, f"the rate must be a number, not {rate[:50]!r}.")
+            raise Refused(400, f"the rate must be a number, not {rate[:50]!r}.")
         given["rate"] = int(rate)
     return given
 
@@ -76,10 +98,10 @@ def matching_surely(form: Form) -> Any:
     """The filters of dead messages that are to be deleted, once that is confirmed.
 
     Raises:
-        NotShown: If it is not.
+        Refused: If it is not.
     """
     if form.get("sure") != "yes":
-        raise NotShown(400, "tick “for good” to delete all that match.")
+        raise Refused(400, "tick “for good” to delete all that match.")
     return matching(form)
 
 

@@ -17,7 +17,7 @@ from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.reading import prefix_and_parts
 from shardq.server.pages import acts, live, markup, table
 from shardq.server.pages.leading import SAID, cookie, local, to
-from shardq.server.pages.page import NotShown, Page, Template
+from shardq.server.pages.page import Page, Template
 from shardq.server.refusals import Refusal
 from shardq.server.sessions import COOKIE, LIFE_S, cookie_of
 from shardq.server.web import Response, TooMany
@@ -89,7 +89,7 @@ async def _answered(request: Request, site: Site) -> Response:
         return to(f"{root}/")
     try:
         return await _of_path(request, site, root, path)
-    except (Refused, NotShown, ShardqError, TooMany) as error:
+    except (Refused, ShardqError, TooMany) as error:
         return _refused(site, root, request, error)
 
 
@@ -103,14 +103,12 @@ async def _of_path(request: Request, site: Site, root: str, path: str) -> Respon
     if session is not None:
         return await _shown(request, site, session, root, path)
     if not is_read:
-        raise NotShown(401, "Sign in first: the action was not done.")
+        raise Refused(401, "Sign in first: the action was not done.")
     back = quote(path + (f"?{request.query}" if request.query else ""), safe="")
     return to(f"{root}/sign-in?back={back}")
 
 
 def _refused(site: Site, root: str, request: Request, error: Exception) -> Response:
-    if isinstance(error, NotShown):
-        return _told(site, root, None, error.status, error.detail)
     if isinstance(error, Refusal):
         log.warning("pages: %s %s from %s: %s", request.method, request.path, request.client, error)
     problem = problem_of(error)  # type: ignore[arg-type] # each is one of its kinds
@@ -120,7 +118,7 @@ def _refused(site: Site, root: str, request: Request, error: Exception) -> Respo
 async def _session(request: Request, site: Site) -> PageSession | None:
     access = site.access
     if access is None:
-        raise NotShown(404, "there are no pages here.")
+        raise Refused(404, "there are no pages here.")
     found = cookie_of(request.headers.get("cookie", ""))
     return await site.threads.call(
         partial(access.session_of, request, found, site.options.user_levels)
@@ -138,7 +136,7 @@ async def _shown(
         return await acts.act(page)
     found = table.found(path)
     if found is None or request.method not in {"GET", "HEAD"}:
-        raise NotShown(404, f"there is no page {path}.")
+        raise Refused(404, f"there is no page {path}.")
     handler, place = found
     page = Page(request, site, session, root, path, place, query)
     if is_live:
@@ -158,7 +156,7 @@ async def _live(handler: Any, page: Page) -> str:
     """The part of a page that changes while somebody looks at it."""
     try:
         template = await handler(page)
-    except NotShown as error:
+    except Refused as error:
         return str(escape(error.detail))
     if not isinstance(template, Template):
         return ""

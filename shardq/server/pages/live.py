@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError
+from shardq.server.api.problem import Refused
 from shardq.server.pages.looks import Looks
-from shardq.server.pages.page import NotShown
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def stream(page: Page, render: Callable[[Page], Awaitable[str]]) -> Response:
         render: Makes the changing part of a page, as HTML.
 
     Raises:
-        NotShown: If too many streams are open; the page itself is still readable.
+        Refused: If too many streams are open; the page itself is still readable.
     """
     if _open.get(id(page.site), 0) >= _STREAMS_MAX:
-        raise NotShown(503, f"{_STREAMS_MAX} pages are followed already; reload this one.")
+        raise Refused(503, f"{_STREAMS_MAX} pages are followed already; reload this one.")
     headers = [("content-type", MEDIA), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
     return Response(200, _events(page, render), headers)
 

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shardq.model.message import TASK_HEADER
+from shardq.server.api.problem import Refused
 from shardq.server.pages import markup
-from shardq.server.pages.page import NotShown, Template
+from shardq.server.pages.page import Template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +104,7 @@ async def one_message(page: Page) -> Template:
     try:
         kind = "messages" if reads else "envelopes"
         state = await page.read("queues", queue, kind, name, near="true")
-    except NotShown as error:
+    except Refused as error:
         if error.status != 404:
             raise
         # Most messages end like this, also one that was cancelled just now.
@@ -167,7 +168,7 @@ async def _history(page: Page, queue: str, name: str) -> tuple[list[dict[str, An
     """The records of a message in the history; and why there are none."""
     try:
         found = await page.read("queues", queue, "history", message=name)
-    except NotShown as error:
+    except Refused as error:
         return [], error.detail
     return found["records"], ""
 
@@ -176,7 +177,7 @@ async def _job(page: Page, queue: str, name: str) -> Any:
     """The job of a task; None if it is unknown."""
     try:
         return await page.read("queues", queue, "jobs", name)
-    except NotShown:
+    except Refused:
         return None
 
 

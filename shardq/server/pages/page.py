@@ -13,6 +13,7 @@ from shardq.model.grants import Level
 from shardq.model.names import is_dead_queue
 from shardq.server import api
 from shardq.server.api import rights
+from shardq.server.api.problem import Refused
 from shardq.server.pages.looks import Looks
 
 if TYPE_CHECKING:
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VIA = "pages"
-
-
-class NotShown(Exception):
-    """A page that cannot be shown, or an action that was refused.
-
-    Attributes:
-        status: The HTTP status.
-        detail: Why, in a sentence.
-    """
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +132,7 @@ class Page:
             query: Its query; values that are None or empty are left out.
 
         Raises:
-            NotShown: If it is refused.
+            Refused: If it is refused.
         """
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
         name = (parts, tuple(given.items()))
@@ -171,7 +158,7 @@ class Page:
         """The answer of a call of `/v1`, as JSON; None without a body.
 
         Raises:
-            NotShown: If it is refused, with the reason.
+            Refused: If it is refused, with the reason.
         """
         path = "/".join(["/v1", *(quote(part, safe="") for part in parts)])
         asked = replace(
@@ -188,9 +175,9 @@ class Page:
         except ShardqError as error:
             # As with a damaged record: people read the error and how to fix it.
             log.error("pages: %s %s failed: %s", method, path, error)  # noqa: TRY400 - it says all
-            raise NotShown(500, str(error)) from error
+            raise Refused(500, str(error)) from error
         assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream
         found = json.loads(answer.body) if answer.body else None
         if answer.status >= 400:
-            raise NotShown(answer.status, json.loads(answer.body)["detail"])
+            raise Refused(answer.status, json.loads(answer.body)["detail"])
         return found

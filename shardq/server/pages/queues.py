@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.model import settings
-from shardq.server.pages.page import NotShown, Template
+from shardq.server.api.problem import Refused
+from shardq.server.pages.page import Template
 
 if TYPE_CHECKING:
     from shardq.server.pages.page import Page
@@ -44,8 +45,8 @@ async def one_queue(page: Page) -> Template:
     look = await page.look_at(name)
     view = look.views.get(name)
     if view is None and look.away:
-        raise NotShown(503, look.away)
+        raise Refused(503, look.away)
     if view is None and not look.passed_over.get(name):
-        raise NotShown(404, f"there is no queue {name!r}.")
+        raise Refused(404, f"there is no queue {name!r}.")
     fixed = [name for name, one in settings.CHOICES.items() if one.stored in settings.FIXED]
     return Template("queue", {"queue": queue, "view": view, "look": look, "fixed": fixed})

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.model.message import JOB_HEADERS, TASK_HEADER
 from shardq.schedules.schedule import LATE_MS
 from shardq.schedules.triggers.zones import zone_of
+from shardq.server.api.problem import Refused
 from shardq.server.pages.calendar import WITHIN
 from shardq.server.pages.markup import is_hidden, shown_body
-from shardq.server.pages.page import NotShown, Template
+from shardq.server.pages.page import Template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,7 @@ async def one_schedule(page: Page) -> Template:
     parts = ("queues", page.place["queue"], "schedules", page.place["schedule"])
     try:
         found = await page.read(*parts)
-    except NotShown as error:
+    except Refused as error:
         if error.status < _FAILED:
             raise
         return Template("schedule", {**_NOTHING, "place": page.place, "problem": error.detail})
@@ -95,11 +96,11 @@ async def one_schedule(page: Page) -> Template:
     try:
         preview = await page.read(*parts, "preview", count=_PREVIEWED)
         values["ahead"] = [_ahead(one, found.get("tz", "UTC")) for one in preview["times"]]
-    except NotShown as error:
+    except Refused as error:
         values["ahead_problem"] = error.detail
     try:
         values["firings"] = (await page.read(*parts, "firings", limit=_FIRINGS))["firings"]
-    except NotShown as error:
+    except Refused as error:
         values["firings_problem"] = error.detail
     return Template("schedule", {**values, **_shown(page, found), **await _span(page, parts)})
 
@@ -171,6 +172,6 @@ async def _span(page: Page, parts: tuple[str, ...]) -> dict[str, Any]:
     try:
         found = await page.read(*parts, "backfill", after=after, until=until)
         values["count"] = found["count"]
-    except NotShown as error:
+    except Refused as error:
         values["span_problem"] = error.detail
     return values

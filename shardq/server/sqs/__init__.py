@@ -4,7 +4,7 @@
  protocol   requests into inputs, outputs onto the wire     xml  forms and XML
  queues, messages, moves ──► actions   handlers, and the table to which each adds its action
  names      urls, names and ARNs ──► endpoints and queues
- contents   attributes, headers, sequence numbers           digest  MD5
+ contents   attributes, headers, sequence numbers, digests
  attributes the attributes of queues                        policy  rights of other accounts
  beyond     features that SQS lacks                         errors  types, codes and texts
 ```
@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreError
-from shardq.server import refusals
 from shardq.server.sqs import messages, moves, queues  # noqa: F401 - their handlers add themselves
 from shardq.server.sqs.actions import ACTIONS
 from shardq.server.sqs.call import ActionCall
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from shardq.server.site import Site
     from shardq.server.web import Request, Response
 
-_RETRY = ("retry-after", "1")
 _SCOPE = re.compile(r"Credential=[^/,\s]+/[0-9]{8}/([a-z0-9-]{1,40})/sqs/")
 
 
@@ -49,19 +47,11 @@ async def answer(request: Request, site: Site) -> Response:
             else:
                 protocol.read()
         return await _carry_out(request, site, protocol)
-    except SqsRefusal as refusal:
-        return protocol.error(refusal, request.id)
-    except TooMany as error:
-        return protocol.error(SqsRefusal("RequestThrottled", str(error)), request.id)
-    except refusals.Refusal as error:
-        refused = protocol.error(SqsRefusal(error.json_type, str(error), error.code), request.id)
-        if error.retry_after_s is not None:
-            refused.headers.append(("retry-after", str(error.retry_after_s)))
-        return refused
-    except ShardqError as error:
+    except (SqsRefusal, TooMany, ShardqError) as error:
         refused = protocol.error(refusal_of(error), request.id)
-        if isinstance(error, StoreError):
-            refused.headers.append(_RETRY)
+        retry_s = 1 if isinstance(error, StoreError) else getattr(error, "retry_after_s", None)
+        if retry_s is not None:
+            refused.headers.append(("retry-after", str(retry_s)))
         return refused
 
 

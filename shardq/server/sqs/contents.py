@@ -9,14 +9,16 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from contextlib import suppress
+from hashlib import md5
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from shardq.model import ids
-from shardq.server.sqs import digest
 from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
 from shardq.server.sqs.shapes import AttributeValue
 
@@ -41,6 +43,9 @@ CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 ENCODING: Final = "shardq-encoding"
 TRACE: Final = "AWSTraceHeader"
 _SOURCE_HEADER: Final = "shardq-queue"
+
+_LENGTH = Struct(">I")
+_TEXT, _BINARY = b"\1", b"\2"
 
 
 class Extra(msgspec.Struct, omit_defaults=True):
@@ -152,7 +157,7 @@ def headers_of(attributes: Mapping[str, AttributeValue], extra: Extra) -> dict[s
             headers[name] = one.string_value or ""
         else:
             binary = one.binary_value
-            value = (one.string_value or "") if binary is None else digest.text_of(binary)
+            value = (one.string_value or "") if binary is None else _base64(binary)
             extra.attributes[name] = (one.data_type, value)
     if extra != _NOTHING:
         headers[HEADER] = _encoder.encode(extra).decode()
@@ -229,9 +234,9 @@ def body_of(message: Message) -> tuple[str, bool]:
     try:
         text = message.body.decode()
     except UnicodeDecodeError:
-        return digest.text_of(message.body), True
+        return _base64(message.body), True
     if not text or CONTROL.search(text):
-        return digest.text_of(message.body), True
+        return _base64(message.body), True
     return text, False
 
 
@@ -260,3 +265,37 @@ def sent_ms(message: Message) -> int:
 def out_of_range(value: int, parameter: str, least: int, most: int) -> SqsRefusal:
     """A number that is out of range."""
     return wrong(value, parameter, f"Must be between {least} and {most}, if provided.")
+
+
+# Digests ------------------------------------------------------------------------------------------
+
+
+def digest_of(body: bytes) -> str:
+    """The digest of a body."""
+    return md5(body, usedforsecurity=False).hexdigest()
+
+
+def digest_of_attributes(attributes: Mapping[str, AttributeValue]) -> str:
+    """The digest of a message's attributes: those that are sent, or returned.
+
+    Source:
+        "Calculating the MD5 message digest for message attributes", Amazon SQS Developer Guide.
+    """
+    parts: list[bytes] = []
+    for name in sorted(attributes):
+        one = attributes[name]
+        parts += (_sized(name.encode()), _sized(one.data_type.encode()))
+        if one.binary_value is None:
+            parts += (_TEXT, _sized((one.string_value or "").encode()))
+        else:
+            parts += (_BINARY, _sized(one.binary_value))
+    return md5(b"".join(parts), usedforsecurity=False).hexdigest()
+
+
+def _base64(value: bytes) -> str:
+    """Bytes as base64."""
+    return base64.b64encode(value).decode()
+
+
+def _sized(value: bytes) -> bytes:
+    return _LENGTH.pack(len(value)) + value

@@ -18,6 +18,8 @@ from shardq.errors import (
     UnknownQueue,
     UsageError,
 )
+from shardq.server.refusals import Refusal
+from shardq.server.web import TooMany
 
 if TYPE_CHECKING:
     from shardq.errors import ShardqError
@@ -121,8 +123,14 @@ def expired_handle(handle: str) -> SqsRefusal:
     return wrong(handle, "ReceiptHandle", "The receipt handle has expired.")
 
 
-def refusal_of(error: ShardqError) -> SqsRefusal:
-    """The refusal of SQS for an error of shardq."""
+def refusal_of(error: SqsRefusal | TooMany | ShardqError) -> SqsRefusal:
+    """The refusal of SQS for an error."""
+    if isinstance(error, SqsRefusal):
+        return error
+    if isinstance(error, TooMany):
+        return SqsRefusal("RequestThrottled", str(error))
+    if isinstance(error, Refusal):
+        return SqsRefusal(error.json_type, str(error), error.code)
     kinds = (
         (UnknownQueue, "QueueDoesNotExist", NO_QUEUE),
         (BadReceipt, "ReceiptHandleIsInvalid", ""),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardq.errors import BadReceipt, ReceiptError, ShardqError, StoreError
 from shardq.model.grants import Level
 from shardq.server.hub import check_store
-from shardq.server.sqs import attributes, beyond, contents, digest, shapes
+from shardq.server.sqs import attributes, beyond, contents, shapes
 from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import (
     SqsRefusal,
@@ -103,9 +103,7 @@ async def send_message_batch(call: ActionCall, given: shapes.SendMessageBatch) -
     check_store(answers)
     successful: list[SentMessage] = []
     for (entry_id, sending), answer in zip(sendings, answers, strict=True):
-        if isinstance(answer, ShardqError):
-            failed.append(_failed(entry_id, refusal_of(answer)))
-        elif isinstance(answer, SqsRefusal):
+        if isinstance(answer, (SqsRefusal, ShardqError)):
             failed.append(_failed(entry_id, answer))
         else:
             successful.append(sending.sent(answer, entry_id))
@@ -187,11 +185,11 @@ class _Sending:
         return SentMessage(
             id=entry_id,
             message_id=message_id,
-            body_digest=digest.of_body(self._body),
+            body_digest=contents.digest_of(self._body),
             attributes_digest=(
-                digest.of_attributes(self._attributes) if self._attributes else None
+                contents.digest_of_attributes(self._attributes) if self._attributes else None
             ),
-            system_digest=digest.of_attributes(self._system) if self._system else None,
+            system_digest=contents.digest_of_attributes(self._system) if self._system else None,
             sequence_number=contents.sequence_of(message_id) if self._opened.is_fifo else None,
         )
 
@@ -349,7 +347,7 @@ def _received(
     made = Received(
         message_id=message.id,
         receipt_handle=message.receipt,
-        body_digest=digest.of_body(body.encode() if is_encoded else message.body),
+        body_digest=contents.digest_of(body.encode() if is_encoded else message.body),
         body=body,
     )
     if system:
@@ -357,7 +355,7 @@ def _received(
         made.attributes = {name: told[name] for name in told if name in system}
     if found:
         made.message_attributes = found
-        made.attributes_digest = digest.of_attributes(found)
+        made.attributes_digest = contents.digest_of_attributes(found)
     return made
 
 
@@ -546,14 +544,13 @@ def _batch(names: Sequence[str], answers: Sequence[object]) -> Batch:
     for name, answer in zip(names, answers, strict=True):
         if answer is None:
             made.successful.append(Done(id=name))
-        elif isinstance(answer, SqsRefusal):
+        elif isinstance(answer, (SqsRefusal, ShardqError)):
             made.failed.append(_failed(name, answer))
-        elif isinstance(answer, ShardqError):
-            made.failed.append(_failed(name, refusal_of(answer)))
     return made
 
 
-def _failed(name: str, refusal: SqsRefusal) -> FailedEntry:
+def _failed(name: str, error: SqsRefusal | ShardqError) -> FailedEntry:
+    refusal = refusal_of(error)
     return FailedEntry(
         id=name, sender_fault=refusal.is_sender, code=refusal.code, message=refusal.text
     )

@@ -27,7 +27,7 @@ from shardq.errors import KeyTaken, ShardqError
 from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.records.endpoints import TASKS_MAX, Endpoint, EndpointAddress, MoveTask
-from shardq.server.outages import STOPPED, Patience
+from shardq.server.jobs import STOPPED, Patience
 from shardq.server.sqs import shapes
 from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import SqsRefusal, invalid, wrong
