@@ -19,7 +19,7 @@ handled: ContextVar[Message | None] = ContextVar("shardq_message", default=None)
 
 
 class RunIds(logging.Filter):
-    """Gives each log record the ids of the run in which it was made; it drops no record.
+    """Adds to each log record the ids of the run in which it was made; drops no record.
 
     Add it to a handler of `logging`, so that it sees the records of all loggers. The records get:
 
@@ -28,11 +28,11 @@ class RunIds(logging.Filter):
     - `task`: the name of the job's task, as it was put;
     - `trace_id`: the trace of the current span of OpenTelemetry, 32 hex digits.
 
-    Each is empty where there is none. One that a record has already, by `extra=`, is kept.
+    Each is empty if there is none. An id that a record already has, by `extra=`, is kept.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Give a record the ids; returns True."""
+        """Add the ids to a record; returns True."""
         message = handled.get()
         own = record.__dict__
         own.setdefault("message_id", "" if message is None else message.id)

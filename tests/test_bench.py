@@ -20,7 +20,7 @@ import shardq
 from shardq import bench
 from shardq.bench import drains, leases, load, puts, tasks
 from shardq.bench.job import SENT, BenchJob
-from shardq.bench.line import interleaved, quantile, rate
+from shardq.bench.line import Line, interleaved, quantile, rate
 from shardq.bench.member import MemberProcess, sleeper
 from shardq.bench.place import BenchPlace
 from shardq.clock import SystemClock
@@ -29,7 +29,7 @@ from shardq.stores.store import Slice
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150, grouped=60, naps=40, worker_jobs=30)
@@ -264,28 +264,26 @@ def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
     assert "measuring put-many" in done.err
 
 
-def test_callers_are_measured_by_what_they_have_acked(place: BenchPlace) -> None:
-    lines = callers.taken(place, replace(FEW, received=60, cycles=64))
-    assert [line.unit for line in lines] == ["rows/s"] * 5 + ["cycles/s"] * 3
+@pytest.mark.parametrize(
+    ("take", "sizes", "units"),
+    [
+        (callers.taken, replace(FEW, received=60, cycles=64), ["rows/s"] * 5 + ["cycles/s"] * 3),
+        (history.cost, FEW, ["rows/s"] * 3),
+        (traces.cost, FEW, ["rows/s"] * 2),
+        (groups.drained, FEW, ["rows/s"] * 4),
+        (task_measures.coroutines, FEW, ["s"]),
+        (task_measures.memory, FEW, ["MB"]),
+    ],
+)
+def test_each_measurement_of_the_script_has_figures(
+    place: BenchPlace,
+    take: Callable[[BenchPlace, Sizes], list[Line]],
+    sizes: Sizes,
+    units: list[str],
+) -> None:
+    lines = take(place, sizes)
+    assert [line.unit for line in lines] == units
     assert all(line.reached for line in lines)
-
-
-def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: BenchPlace) -> None:
-    lines = history.cost(place, FEW)
-    assert [line.what for line in lines] == [
-        "put, one by one, with a history",
-        "put_many, due now, with a history",
-        "drain, with a history",
-    ]
-    assert all(line.ratio and line.reached and line.bare for line in lines)
-
-
-def test_traces_are_measured_without_an_sdk_and_with_one(place: BenchPlace, tmp_path: Path) -> None:
-    without, with_sdk = traces.cost(place, FEW)
-    assert without.ratio is not None
-    assert (without.met, with_sdk.met) == (without.ratio >= 0.8, None)
-    assert with_sdk.ratio
-    assert rows_in_files(tmp_path) == [0] * 8
 
 
 def test_processes_that_share_jobs_are_measured_against_never_waiting(place: BenchPlace) -> None:
@@ -297,31 +295,6 @@ def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Ben
         assert line.bare == pytest.approx(0.06)
         assert line.reached >= line.bare
         assert line.ratio == pytest.approx(line.reached / line.bare)
-
-
-def test_a_backlog_is_drained_in_many_groups_and_in_one(place: BenchPlace, tmp_path: Path) -> None:
-    lines = groups.drained(place, FEW)
-    assert [line.what for line in lines] == [
-        f"drain in {count} groups" for count in ("5,000", "100", "3", "1")
-    ]
-    assert rows_in_files(tmp_path) == [0] * 24
-    for line in lines:
-        assert line.reached
-        assert line.ratio
-
-
-def test_coroutines_that_sleep_are_timed(place: BenchPlace) -> None:
-    [line] = task_measures.coroutines(place, FEW)
-    assert (line.what, line.unit) == ("40 coroutines that sleep for 100 ms", "s")
-    assert line.reached is not None
-    assert line.reached > 0.1
-
-
-def test_the_memory_of_a_worker_is_that_of_a_process(place: BenchPlace) -> None:
-    [line] = task_measures.memory(place, FEW)
-    assert line.what == "memory of a worker after 300 jobs"
-    assert line.bare is not None
-    assert line.bare > 10, "megabytes of a process"
 
 
 def test_the_command_measures_what_is_named(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(tails, "_LEFT_MAX", 2)
+    monkeypatch.setattr(command, "_LEFT_MAX", 2)
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
     text = f"exec 3< {tmp_path}/go; cat <&3 & echo refused >&2; exit 3"

@@ -1,11 +1,11 @@
-"""The speed of a store, measured beside the bare driver doing the same row work in the same run.
+"""The speed of a store, beside that of the bare driver at the same row work in the same run.
 
 ```
  puts drains tasks timers schedules leases idle crash ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
-What the bare driver does is in the stores: `stores/cassandra/bare.py`, `stores/sqlite/bare.py`.
+The bare driver's work is in the stores: `stores/cassandra/bare.py`, `stores/sqlite/bare.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ S = TypeVar("S", bound=Sizes)
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Generic[S]):
-    """Something that is measured, on both stores or on one.
+    """A measurement, on both stores or on one.
 
     Attributes:
-        name: What it is asked for by.
+        name: Its name on the command line.
         take: Measures it.
         cassandra: True if it is taken on Cassandra.
         sqlite: True if it is taken on SQLite.
@@ -65,7 +65,7 @@ MEASUREMENTS: tuple[Measurement[Sizes], ...] = (
 
 
 def names(measurements: Collection[Measurement[S]]) -> list[str]:
-    """What can be measured alone."""
+    """The names of measurements, each once."""
     return list(dict.fromkeys(one.name for one in measurements))
 
 
@@ -82,11 +82,11 @@ def run(
 
     Args:
         url: The store. A Cassandra user must be allowed to make and drop a keyspace.
-        measurements: What to measure.
-        sizes: How much of it.
-        only: The names of those that are wanted; all where empty.
-        tell: Told what is being measured.
-        clock: The system's where None.
+        measurements: The measurements.
+        sizes: How much is measured.
+        only: The names of the wanted ones; empty: all.
+        tell: Called with a sentence before and after each measurement.
+        clock: Measures and waits; None: the system's.
 
     Returns:
         The lines of the table.

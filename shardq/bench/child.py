@@ -1,7 +1,7 @@
 """A consumer in a process of its own that reports on itself when asked.
 
 ```
- bench ── state, report, clear ──► stdin      until its end, or the end of who started it
+ bench ── state, report, clear ──► stdin      until its end, or that of its parent
    ▲                                │
    └──── one line of JSON ◄─────────┘ stdout
 ```
@@ -29,7 +29,7 @@ _STATUS = "/proc/self/status"
 
 
 class Child:
-    """Handles messages, and remembers when."""
+    """Handles messages, and keeps the time of each."""
 
     def __init__(self, db: shardq.Connection, job: BenchJob) -> None:
         self._db = db
@@ -63,7 +63,7 @@ class Child:
             self._trip_us = array("q")
 
     def state(self) -> dict[str, Any]:
-        """How many messages were handled since the last `clear`, and what that took so far."""
+        """The number of handled messages since the last `clear`, and the process's resources."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "at_us": self._clock.boot_us(),
@@ -76,19 +76,19 @@ class Child:
         }
 
     def report(self) -> dict[str, Any]:
-        """The state, and of each message how late it was and how long under way."""
+        """The state, and for each message its lateness and its time from put to handler."""
         state = self.state()
         with self._lock:
             return {**state, "late_us": list(self._late_us), "trip_us": list(self._trip_us)}
 
 
 def memory_bytes() -> int:
-    """What this process has in memory now; its peak where the system does not tell."""
+    """The bytes that this process has in memory; its peak if the system does not say."""
     return _status("VmRSS") or _peak_of_usage()
 
 
 def peak_bytes() -> int:
-    """The most that this process has had in memory."""
+    """The most bytes that this process has had in memory."""
     # Linux counts into getrusage's peak what the parent had when it started this process.
     return _status("VmHWM") or _peak_of_usage()
 

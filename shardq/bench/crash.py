@@ -27,7 +27,7 @@ _POLL_S = 0.01
 
 
 def restart(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Seconds from a restart after `kill -9` to the end of the last job."""
+    """Measure the seconds from a restart after `kill -9` to the end of the last job."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db, tempfile.NamedTemporaryFile("r", encoding="ascii") as out:
         is_told = db._home.store.beside is not None
@@ -64,7 +64,7 @@ def restart(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def _done(path: Path) -> Counter[str]:
-    """How often each message was done."""
+    """The number of times that each message was done."""
     return Counter(message_id for message_id, _ in ended(path))
 
 

@@ -83,10 +83,10 @@ def _pair(place: BenchPlace, sizes: Sizes) -> Pair:
 
 
 class Acked:
-    """Counts what a consumer has acked: its totals begin anew with each hour.
+    """Counts a consumer's acks; the consumer's own totals begin anew with each hour.
 
     Args:
-        stats: The consumer's.
+        stats: The consumer's counters.
     """
 
     def __init__(self, stats: StatsLog) -> None:
@@ -95,7 +95,7 @@ class Acked:
         self._before = 0
 
     def count(self) -> int:
-        """How many, since it was made; to be asked once an hour at the least."""
+        """The number of acks since this was made. Call it once an hour at least."""
         totals = self._stats.totals
         if totals is not self._totals:
             self._before += self._totals.acked
@@ -104,7 +104,7 @@ class Acked:
 
 
 def drain(place: BenchPlace, queue: Queue, count: int) -> float:
-    """Rows a second, from the consumer's start until the store has the last ack.
+    """Drain a queue; returns rows a second, from the consumer's start to the last stored ack.
 
     Raises:
         ShardqError: If not all is delivered and acked.

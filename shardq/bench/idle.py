@@ -1,4 +1,4 @@
-"""What an idle consumer costs, and how soon it hears of what another process puts."""
+"""The cost of an idle consumer, and its delay until it handles another process's put."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEED = 1
 
 
 def consumer(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """An idle consumer's processor time and LWTs; then the way of single messages to it."""
+    """Measure an idle consumer's CPU time and LWTs, then the time of single messages to it."""
     clock, url = place.clock, place.url()
     chance = random.Random(_SEED)
     with shardq.connect(url) as db:

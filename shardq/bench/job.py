@@ -1,4 +1,4 @@
-"""What a consumer process is to do, and what bodies tell it."""
+"""The work of a consumer process, and the time that bodies carry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENT = struct.Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """What a child is to do.
+    """The work of a child process.
 
     Attributes:
         url: The store.

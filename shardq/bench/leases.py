@@ -1,4 +1,4 @@
-"""What Cassandra is asked for under a steady load: LWTs a second, tombstones a delivery."""
+"""The work of Cassandra under a steady load: LWTs a second, tombstones a delivery."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AFTER_SEAL = ("sweep seal", _SEALED)
 
 
 def lwts(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """LWTs of all processes, at 1,000 messages a second."""
+    """Count the LWTs of all processes at 1,000 messages a second."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db:
         queue = place.queue(db, "lwt")
@@ -63,10 +63,10 @@ def lwts(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def tombstones(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Tombstones that each kind of read meets, a delivery.
+    """Count the tombstones that each kind of read meets, per delivery.
 
-    Two loads at once: minutes of 60 s for polls and the rungs behind now; minutes of 10 s, sealed
-    20 s later, for the seal and what comes after it.
+    Two loads run at once. One has minutes of 60 s, for polls and the rungs behind now; the other
+    has minutes of 10 s, sealed 20 s later, for the seal and the reads after it.
     """
     found: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def tombstones(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def _traced(place: BenchPlace, sizes: Sizes, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Counters of a consumer whose reads are traced, and how many messages it handled."""
+    """The report of a consumer whose reads are traced."""
     clock = place.clock
     settle_s = sizes.settle_s + (sizes.settle_s // 2 if given else 0)
     with shardq.connect(place.url()) as db:

@@ -1,4 +1,4 @@
-"""One line of the table: what was measured, against what, and whether it suffices."""
+"""A line of the table: a figure, the bare driver's beside it, and its target."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Line:
     """One measurement.
 
     Attributes:
-        what: What was done.
-        reached: shardq's figure; None where nothing could be counted.
+        what: The measured work.
+        reached: shardq's figure; None if nothing could be counted.
         unit: Its unit.
-        target: What it should reach, in words; empty where the figure is for information.
-        met: Whether it does; None without a target.
+        target: The figure to reach, in words; empty if there is none.
+        met: True if the target is reached; None without one.
         bare: The bare driver's figure for the same row work, in the same unit.
         ratio: The median over the repetitions of shardq's figure by the bare one's.
-        note: How it was measured, where that is not said yet.
+        note: More on how it was measured.
     """
 
     what: str
@@ -44,13 +44,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Medians of the same work done twice over, in rows a second.
+    """Medians of the same work by shardq and by the bare driver, in rows a second.
 
     Attributes:
         reached: By shardq.
         bare: By the bare driver.
-        ratio: The median of the repetitions' ratios: a slow second of the machine's hits one
-            repetition, and both its halves.
+        ratio: The median of the repetitions' ratios: a slow second of the machine hits both
+            halves of one repetition.
     """
 
     reached: float
@@ -59,18 +59,18 @@ class Pair:
 
 
 def rate(clock: Clock, work: Callable[[], int]) -> float:
-    """Rows a second of work that returns how many rows it did."""
+    """Do work that returns its number of rows; returns rows a second."""
     start_us = clock.boot_us()
     rows = work()
     return rows * 1e6 / max(clock.boot_us() - start_us, 1)
 
 
 def interleaved(times: int, ours: Callable[[int], float], bare: Callable[[int], float]) -> Pair:
-    """Do both so many times, A B, B A, A B ..: the machine's other work hits both alike.
+    """Repeat both as A B, B A, A B ..: the machine's other work hits both alike.
 
     Args:
         times: Repetitions, at least one.
-        ours: Given the number of the repetition, does shardq's work and returns its rate.
+        ours: Does shardq's work and returns its rate. It takes the number of the repetition.
         bare: The same for the bare driver.
     """
     reached: list[float] = []

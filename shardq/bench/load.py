@@ -1,4 +1,4 @@
-"""A steady load: so many messages a second, put in small batches on time."""
+"""A steady load: messages that are put in small batches, at a rate."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def produce(clock: Clock, queue: Queue, rate: int, seconds: float, *, ahead_ms: 
 
     Args:
         rate: Messages a second.
-        seconds: How long.
-        ahead_ms: How far ahead each is due at the least; 0: at once.
+        seconds: The length of the load.
+        ahead_ms: The least time from put to due, milliseconds; 0: due at once.
 
     Returns:
-        How many were put.
+        The number of messages.
     """
     batch = max(rate * _TICK_MS // 1_000, 1)
     ticks = round(seconds * rate / batch)

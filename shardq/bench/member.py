@@ -1,4 +1,4 @@
-"""Child processes as the benchmark holds them: start, ask, kill, end."""
+"""Child processes of the benchmark: start, ask, kill and end them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class MemberProcess:
     """A context manager around one child process.
 
     Args:
-        job: What it is to do.
-        clock: Waits.
-        module: The program of the child, which answers on stdout what it is asked on stdin.
+        job: Its work.
+        clock: Measures and waits.
+        module: The program of the child. It reads commands from stdin, and answers on stdout.
 
     Attributes:
         started_us: Time since boot at which it was started.
@@ -61,19 +61,19 @@ class MemberProcess:
             self.end()
 
     def state(self) -> dict[str, Any]:
-        """What it says about itself, in short."""
+        """Ask the child for its state."""
         return self._ask("state")
 
     def report(self) -> dict[str, Any]:
-        """What it says about itself, with the times of all messages since the last `clear`."""
+        """Ask the child for its state and the times of all messages since the last `clear`."""
         return self._ask("report")
 
     def clear(self) -> dict[str, Any]:
-        """Let it forget the times so far; returns its state after that."""
+        """Let the child forget the times so far; returns its state after that."""
         return self._ask("clear")
 
     def wait(self, done: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
-        """Ask until a state answers `done`, for so many seconds; returns the state."""
+        """Ask until `done` is true of a state, for some seconds at most; returns the state."""
         deadline_us = self._clock.boot_us() + round(seconds * 1e6)
         while True:
             state = self.state()
@@ -87,12 +87,12 @@ class MemberProcess:
             self._clock.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """End the child as `kill -9` does."""
         self._process.kill()
         self._close()
 
     def end(self) -> None:
-        """Let it stop gracefully.
+        """Let the child stop gracefully.
 
         Raises:
             ShardqError: If it fails, or does not end.
@@ -136,7 +136,7 @@ class MemberProcess:
 
 @contextmanager
 def sleeper() -> Iterator[list[int]]:
-    """While this lasts a process naps beside what is measured; then the list has its overshoots."""
+    """Let a process nap beside a measurement; the list gets the overshoots of its naps."""
     late_us: list[int] = []
     process = subprocess.Popen(
         [sys.executable, "-m", "shardq.bench.sleeper"],

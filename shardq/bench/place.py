@@ -1,4 +1,4 @@
-"""Where measurements are taken: a place of their own beside the user's store, removed at the end.
+"""The place of measurements, beside the user's store; it is removed at the end.
 
 A temporary directory beside the SQLite file, on the same disk; a keyspace beside the Cassandra
 keyspace, on the same nodes.
@@ -29,14 +29,14 @@ _KEYSPACE_CHARS = 36
 
 
 class BenchPlace:
-    """A context manager: makes the place, and removes it with all that was measured in it.
+    """A context manager that makes the place, and removes it with all its contents.
 
     Args:
-        url: The store that the user has named; nothing is written into it.
-        clock: Times and waits.
+        url: The user's store; nothing is written into it.
+        clock: Measures and waits.
 
     Attributes:
-        is_cassandra: Whether it is a Cassandra, otherwise it is SQLite.
+        is_cassandra: True if it is a Cassandra, False if it is SQLite.
         shown: The user's store, for people.
 
     Raises:
@@ -97,13 +97,13 @@ class BenchPlace:
         return f"{self._parts.scheme}://{self._parts.netloc}{path}" + (f"?{query}" if query else "")
 
     def address(self) -> Address:
-        """Where the keyspace is."""
+        """The address of the keyspace."""
         from shardq.stores.cassandra.address import read_url
 
         return read_url(self.url())
 
     def queue(self, db: Connection, what: str, **settings: Any) -> Queue:
-        """A queue that nobody has used, with as many lanes as a queue has by default."""
+        """Make a queue that nobody has used, with default settings if none are given."""
         return db.queue(self.name(what), **settings)
 
     def name(self, what: str) -> str:

@@ -1,4 +1,4 @@
-"""How fast messages are put, beside the bare driver writing the same rows."""
+"""The speed of puts, beside that of the bare driver writing the same rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EACH_TURNS = 3
 
 
 def near(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """`put_many` of messages that are due now."""
+    """Measure `put_many` of messages that are due now."""
     count = sizes.put
     bodies = [body_of(n) for n in range(count)]
     with shardq.connect(place.url()) as db:
@@ -58,7 +58,7 @@ def near(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def far(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """`put_many` of timers scattered over a year."""
+    """Measure `put_many` of timers scattered over a year."""
     count = sizes.put
     with shardq.connect(place.url()) as db:
         bare = _cassandra_bare(place)
@@ -91,7 +91,7 @@ def far(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def each(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """`put` one by one, each on the disk before the next."""
+    """Measure single puts, each on the disk before the next."""
     count = sizes.put_each
     bodies = [body_of(n) for n in range(count)]
 
@@ -131,7 +131,7 @@ def each(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def mixed(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """`put_many` of mixed due times into a file."""
+    """Measure `put_many` of mixed due times into a file."""
     count = sizes.put * 2
 
     def ours(turn: int) -> float:
@@ -166,12 +166,12 @@ def mixed(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def body_of(number: int) -> bytes:
-    """A body that is no other's."""
+    """A body that no other message has."""
     return number.to_bytes(8, "big") * (BODY_BYTES // 8)
 
 
 def grouped(count: int, groups: int) -> Iterator[dict[str, Any]]:
-    """Items for `put_many` that take turns in so many groups; 0: none has a group."""
+    """Items for `put_many` that take turns in some groups; 0: none has a group."""
     for number in range(count):
         group = f"group-{number % groups}" if groups else None
         yield {"body": body_of(number), "group": group}
@@ -189,7 +189,7 @@ def _dues(count: int, now_ms: int, span_ms: int, *, seed: int) -> list[int]:
 
 
 def _rows(queue: str, bodies: list[bytes], dues: list[int]) -> list[Row]:
-    """Rows as shardq would place them: each minute's lanes filled one batch at a time."""
+    """Rows where shardq would place them: each minute's lanes filled one batch at a time."""
     layout = Layout(queue)
     filled: dict[int, int] = {}
     rows = []

@@ -1,4 +1,4 @@
-"""How late schedules fire: a few each second, and very many each minute, spread or at once."""
+"""The lateness of schedules: a few each second, and very many each minute, spread or at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_ONCE_MS = 5_000
 
 
 def firings(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Firings each second; then those of very many schedules each minute."""
+    """Measure firings each second, then those of very many schedules each minute."""
     name = f"firings, {EACH_SECOND} schedules of 1 s"
     return [
         *lateness(place, _each_second(place, sizes), name),
@@ -38,7 +38,7 @@ def firings(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def _each_second(place: BenchPlace, sizes: Sizes) -> dict[str, Any]:
-    """A consumer process's report of some seconds, in which schedules fire all the time."""
+    """The report of a consumer process after seconds in which schedules fire all the time."""
     clock, url = place.clock, place.url()
     with shardq.connect(url) as db:
         queue = place.queue(db, "seconds")
@@ -59,7 +59,7 @@ def _each_second(place: BenchPlace, sizes: Sizes) -> dict[str, Any]:
 def _each_minute(
     place: BenchPlace, sizes: Sizes, how: str, most_ms: int, **options: Any
 ) -> list[Line]:
-    """Very many schedules of one minute on one consumer: the latest firing, and what each costs."""
+    """Measure many schedules of one minute on one consumer: the latest firing, and their cost."""
     clock, url, count = place.clock, place.url(), sizes.schedules
     what = f"{count:,} schedules of 1 min, {how}"
     with shardq.connect(url) as db:

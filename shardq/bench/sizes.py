@@ -1,4 +1,4 @@
-"""How much is measured: enough to tell, or enough to see that it works."""
+"""How much is measured: enough for a figure, or enough to see that it works."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many messages and seconds each measurement takes.
+    """The messages and seconds of each measurement.
 
     Attributes:
-        repetitions: Of what is compared with the bare driver.
+        repetitions: Repetitions of each comparison with the bare driver.
         put: Messages of one `put_many`.
         put_each: Messages of one run of single puts.
         drain: Messages of one drain.
@@ -18,7 +18,7 @@ class Sizes:
         timers_s: Seconds of timers.
         load_s: Seconds of load under which LWTs are counted.
         idle_s: Seconds in which an idle consumer's use of the processor is counted.
-        trips: Messages whose way from put to handler is timed.
+        trips: Messages whose time from put to handler is measured.
         settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
         tombstones_s: Seconds in which they are counted.
         jobs: Jobs around a crash.

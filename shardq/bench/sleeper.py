@@ -1,6 +1,6 @@
-"""A process that does nothing but sleep, and tells how late it woke: what the machine itself costs.
+"""A process that only sleeps, and reports how late it woke: the machine's own lateness.
 
-Without it a late timer on a busy machine would look like the queue's doing.
+Without it, a timer that is late because the machine is busy would look like the queue's fault.
 """
 
 from __future__ import annotations

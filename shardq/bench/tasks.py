@@ -1,6 +1,6 @@
-"""What tasks cost: their puts and runs, beside those of the bare queue.
+"""The cost of tasks: their puts and runs, beside those of the bare queue.
 
-The bare queue's bodies are the tasks' own, and its handler does as little as they do.
+The bare queue has the same bodies as the tasks, and its handler does as little as they do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BenchTasks:
 
     Args:
         db: The store.
-        queue: The name of their queue, which is there.
+        queue: The name of their queue, which exists.
 
     Attributes:
         app: Their app.
@@ -72,14 +72,14 @@ class BenchTasks:
 
     @property
     def ended(self) -> int:
-        """How many jobs have ended: the store has their acks."""
+        """The number of ended jobs, whose acks are stored."""
         return self._acked.count()
 
     def wait(self, count: int) -> int:
-        """Wait until so many jobs have ended.
+        """Wait until a number of jobs has ended.
 
         Raises:
-            ShardqError: If they have not within two minutes.
+            ShardqError: If they have not ended within two minutes.
         """
         deadline_us = self._clock.boot_us() + _WAIT_S * 1_000_000
         while (ended := self.ended) < count:
@@ -90,7 +90,7 @@ class BenchTasks:
 
 
 def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Single puts, `put_many` and runs."""
+    """Measure single puts, `put_many` and runs."""
     return [_each(place, sizes), _many(place, sizes), _run(place, sizes)]
 
 
@@ -180,7 +180,7 @@ def _run(place: BenchPlace, sizes: Sizes) -> Line:
 
 
 def arguments(number: int) -> tuple[str, int]:
-    """The arguments of a job that are no other's."""
+    """Arguments that no other job has."""
     return f"user-{number}@example.com", number
 
 

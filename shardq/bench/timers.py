@@ -1,4 +1,4 @@
-"""How late timers fire, alone and with a million others waiting behind, and what those cost."""
+"""The lateness of timers, alone and before a million others that wait, and the cost of those."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GROWTH_MB_MAX = 5
 
 
 def known(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Timers that are known 2 s ahead; then the same with far timers waiting behind."""
+    """Measure timers that are put 2 s ahead; then the same before far timers that wait."""
     alone = _fire(place, sizes, behind=0)
     crowded = _fire(place, sizes, behind=sizes.far)
     many = f"{sizes.far:,} far timers behind"
@@ -59,7 +59,7 @@ def known(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def _fire(place: BenchPlace, sizes: Sizes, *, behind: int) -> dict[str, Any]:
-    """A consumer process's report after some seconds of timers."""
+    """The report of a consumer process after seconds of timers."""
     clock, url = place.clock, place.url()
     put_rate = 0.0
     with shardq.connect(url) as db:
@@ -88,12 +88,11 @@ def _fire(place: BenchPlace, sizes: Sizes, *, behind: int) -> dict[str, Any]:
 
 
 def lateness(place: BenchPlace, report: dict[str, Any], what: str) -> list[Line]:
-    """How late what a consumer process reports was, beside a process that only sleeps.
+    """The lines for the lateness of a report, beside that of a process that only sleeps.
 
     Args:
-        report: As `MemberProcess.report` gives it, with its `cpu` and the overshoots of naps,
-            `naps_us`.
-        what: What fired.
+        report: A report of `MemberProcess`, with its `cpu` and the overshoots of naps, `naps_us`.
+        what: The kind of timers.
     """
     late_ms = [late_us / 1_000 for late_us in report["late_us"]]
     naps_ms = [nap_us / 1_000 for nap_us in report["naps_us"]]

@@ -142,9 +142,7 @@ def add(
     sigv4: bool,
     life: str | None,
     until: str | None,
-    label: str,
-    rate: int,
-    depth: int,
+    **limits: Any,
 ) -> None:
     """Add a key to ACCOUNT, by its name or 12 digits.
 
@@ -158,9 +156,7 @@ def add(
         levels=levels,
         queues=queues or (grants.ANY_QUEUE,),
         end_ms=end_ms,
-        label=label,
-        rate=rate,
-        depth=depth,
+        **limits,
         is_derived=sigv4,
     )
     recorded.refine(f"{issued.key.account} {issued.key.id}")

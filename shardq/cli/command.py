@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import shardq
 from shardq.cli import streams
-from shardq.cli.tails import Tail, Tails
+from shardq.cli.tails import Tail
 from shardq.errors import UsageError
 from shardq.model.message import ERROR_CHARS_MAX
 from shardq.model.times import iso
@@ -52,6 +52,9 @@ _TRIES = 20
 """How often in a row a start may fail while no command runs, before the failure is permanent."""
 _OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
 """A failed attempt like any other: a script may end so because of one message."""
+_LEFT_MAX = 64
+"""At most this many programs that ended commands have left running have a pipe to our stderr; then
+the next commands write to it themselves."""
 _LAST_ERROR = "SHARDQ_LAST_ERROR"
 _OWN_BYTES = 4_096 + 4 * ERROR_CHARS_MAX
 """Above this size the message's own variables may be why the environment is too large."""
@@ -97,7 +100,8 @@ class MessageProgram:
             raise UsageError(f"--exec: there is no program {words[0]!r}; give its path.")
         self.ended: list[str] = []
         self._words = [program, *words[1:]]
-        self._tails = Tails()
+        self._left: set[Tail] = set()
+        """The tails of ended commands that may have left a program running."""
         self._state = threading.Condition()
         self._running: dict[subprocess.Popen[bytes], Message] = {}
         self._cut: set[subprocess.Popen[bytes]] = set()
@@ -126,8 +130,9 @@ class MessageProgram:
         try:
             process.communicate(message.body)
         finally:
-            self._tails.ended(tail)
+            tail.ended()
             with self._state:
+                self._left.add(tail)
                 del self._running[process]
                 self._changes += 1
                 is_ended = process.returncode != 0 and process in self._cut
@@ -140,7 +145,7 @@ class MessageProgram:
             raise shardq.Snooze("0s")
         if code := process.returncode:
             why = f"exit code {code} of {self._words[0]}{_OF_A_SHELL.get(code, '')}"
-            told = self._tails.end_of(tail, ERROR_CHARS_MAX - len(why) - 2)
+            told = tail.end(ERROR_CHARS_MAX - len(why) - 2)
             raise CommandError(f"{why}: {told}" if told else why)
 
     def stop(self, deadline_s: float) -> None:
@@ -164,7 +169,6 @@ class MessageProgram:
         """End the commands that still run, for which the consumer has not waited."""
         with self._state:
             self._end(_HURRY_S)
-        self._tails.flush()
 
     def _end(self, grace_s: float) -> None:
         """Send SIGTERM, and SIGKILL if that is ignored; the state is held except during waits."""
@@ -206,7 +210,9 @@ class MessageProgram:
         raise shardq.Snooze("0s")
 
     def _open(self, own: dict[bytes, bytes]) -> tuple[subprocess.Popen[bytes], Tail]:
-        tail = self._tails.open()
+        with self._state:
+            self._left = {one for one in self._left if one.is_open}
+            tail = Tail(has_pipe=len(self._left) < _LEFT_MAX)
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
                 self._words,
@@ -216,7 +222,7 @@ class MessageProgram:
                 process_group=0,
             )
         finally:
-            self._tails.begun(tail)
+            tail.begun()
         return process, tail
 
     def _refuse(self, error: OSError, own: dict[bytes, bytes], *, is_lasting: bool) -> None:

@@ -101,16 +101,14 @@ _NAMED_MAX = 5
 def consume(
     *,
     queues: tuple[str, ...],
-    threads: int,
-    prefetch: int,
     deadline: str,
     command: str | None,
     path: Path | None,
     metrics: str | None,
     health: str | None,
     until_empty: bool,
-    isolated: bool,
     takes_jobs: bool,
+    **settings: Any,
 ) -> Exit:
     """Handle the messages of one or more QUEUEs as they come due.
 
@@ -149,9 +147,7 @@ def consume(
             _CommandConsumer(
                 _opened(db, name),
                 handler,
-                threads=threads,
-                prefetch=prefetch,
-                isolated=isolated,
+                **settings,
                 deadline_ms=deadline_ms,
                 on_dead=handler.count_dead if until_empty else None,
             )

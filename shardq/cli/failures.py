@@ -101,17 +101,11 @@ def failures(*, queues: tuple[str, ...], limit: int, since: str | None, task: st
 
 def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]]:
     """The queues to read, and the names of those with dead messages of others."""
+    opened = options.queues_of(names)
     if names:
-        asked = [db.queue(name, create=False) for name in dict.fromkeys(names)]
         kept = [one for one in (dead_of(db, name) for name in names) if one is not None]
-        opened = list({one.name: one for one in (*asked, *kept)}.values())
+        opened = list({one.name: one for one in (*opened, *kept)}.values())
         return opened, {one.name for one in kept}
-    opened = []
-    for one in db._home.open_all().values():
-        if isinstance(one, ShardqError):
-            streams.note(str(one))
-        else:
-            opened.append(one)
     dead = {one._home.register.dead_name for one in opened}
     return opened, {one.name for one in opened if one.name in dead or is_dead_queue(one.name)}
 
@@ -119,11 +113,7 @@ def _opened(db: Connection, names: Sequence[str]) -> tuple[list[Queue], set[str]
 def _json(one: LastFailure) -> dict[str, Any]:
     return {
         "at": iso(one.at_ms),
-        "queue": one.queue,
-        "task": one.task,
-        "id": one.id,
-        "attempt": one.attempt,
-        "error": one.error,
+        **screen.picked(one, "queue task id attempt error"),
         "next": one.next.value,
         "again": None if one.again_ms is None else iso(one.again_ms),
     }

@@ -71,25 +71,12 @@ def _state(source: Queue, record: Record) -> State | None:
 
 def _told(record: Record, state: State | None) -> dict[str, object]:
     """A record for programs."""
+    failed = [screen.picked(one, "attempt began ended run_ms error") for one in record.failed]
     return {
-        "id": record.id,
-        "entered": screen.when(record.entered),
-        "due": screen.when(record.due),
-        "fate": record.fate,
-        "ended": screen.when(record.ended),
-        "attempt": record.attempt,
+        **screen.picked(record, "id entered due fate ended attempt"),
         "member": record.member or None,
         "task": record.task,
-        "failed": [
-            {
-                "attempt": one.attempt,
-                "began": screen.when(one.began),
-                "ended": screen.when(one.ended),
-                "run_ms": one.run_ms,
-                "error": one.error,
-            }
-            for one in record.failed
-        ],
+        "failed": failed,
         "state": None if state is None else state.where.value,
         "told": None if state is None else str(state),
     }

@@ -117,23 +117,8 @@ def _is_given(context: click.Context, name: str) -> bool:
 def tell_put(message: Message) -> None:
     """Print a put message: its id; for programs everything except the body, which they have."""
     with streams.saying(f"The message is stored, as {message.id}."):
-        told = {name: value for name, value in _facts(message).items() if name != "attempts"}
-        screen.result(told, message.id)
-
-
-def _facts(message: Message) -> dict[str, Any]:
-    """The facts of a message that its put already had, and its attempts."""
-    return {
-        "id": message.id,
-        "queue": message.queue,
-        "due": iso(message.due_ms),
-        "attempts": message.attempt,
-        "priority": message.priority,
-        "group": message.group,
-        "key": message.key,
-        "headers": message.headers,
-        "receipt": message.receipt,
-    }
+        facts = screen.picked(message, "id queue due priority group key headers receipt")
+        screen.result(facts, message.id)
 
 
 @options.command(
@@ -274,13 +259,10 @@ def _call_of(message: Message) -> str | None:
 
 def message_json(message: Message) -> dict[str, Any]:
     """A message for programs."""
-    facts = _facts(message)
-    receipt = {"receipt": facts.pop("receipt")}
-    error = {
-        "last_error": message.last_error,
-        "last_error_at": screen.when(message.last_error_at),
-    }
-    return facts | error | receipt | shown_body(message.body)
+    names = "id queue due attempt priority group key headers last_error last_error_at receipt"
+    facts = screen.picked(message, names)
+    facts["attempts"] = facts.pop("attempt")
+    return facts | shown_body(message.body)
 
 
 def show_message(

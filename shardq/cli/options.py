@@ -11,7 +11,7 @@ import click
 
 import shardq
 from shardq.cli import recorded, streams
-from shardq.errors import StoreUnavailable, UsageError, shown
+from shardq.errors import ShardqError, StoreUnavailable, UsageError, shown
 from shardq.model import names
 from shardq.stores.url import printable
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 STORE_VARIABLE = "SHARDQ_STORE"
+_CONNECTION = f"{__name__}.connection"
 _SENTENCE_MAX = 1_000
 """Characters; the first sentence of a help is always shorter."""
 
@@ -282,7 +283,7 @@ def given_url() -> str | None:
 
 
 def connect(url: str | None = None, *, makes: bool = False) -> Connection:
-    """Connect to the chosen store, until the command line ends.
+    """The connection to the chosen store, made by the first call; open until the command line ends.
 
     Args:
         url: The store; None: the chosen one.
@@ -294,6 +295,10 @@ def connect(url: str | None = None, *, makes: bool = False) -> Connection:
         StoreUnavailable: If it is a SQLite file that does not exist, and is not made.
         ShardqError: If it cannot be opened.
     """
+    context = click.get_current_context()
+    made: Connection | None = context.meta.get(_CONNECTION)
+    if made is not None:
+        return made
     chosen = url or store_url()
     if not makes and chosen.startswith("sqlite:"):
         from shardq.stores.sqlite import SqliteStore
@@ -304,7 +309,7 @@ def connect(url: str | None = None, *, makes: bool = False) -> Connection:
                 f"there is no file {printable(path)}; check the store's name, or make it: "
                 f"`shardq init`."
             )
-    db = shardq.connect(chosen)
+    db = context.meta[_CONNECTION] = shardq.connect(chosen)
     tell_memory(db.url_shown)
     recorded.keep_open(db, lambda: db)
     return db
@@ -317,6 +322,22 @@ def queue_of(name: str) -> Queue:
         UnknownQueue: If it does not exist.
     """
     return connect().queue(name, create=False)
+
+
+def queues_of(names: Iterable[str] = ()) -> list[Queue]:
+    """Queues of the chosen store: the named ones, or all; a note names each unreadable one of all.
+
+    Raises:
+        UnknownQueue: If a named one does not exist.
+    """
+    db = connect()
+    if names:
+        return [db.queue(name, create=False) for name in dict.fromkeys(names)]
+    opened = db._home.open_all().values()
+    for one in opened:
+        if isinstance(one, ShardqError):
+            streams.note(str(one))
+    return [one for one in opened if not isinstance(one, ShardqError)]
 
 
 def content(body: str | None) -> bytes:

@@ -171,15 +171,18 @@ def produce(
             f"by its due, or raise --lead."
         )
     put = screen.plural(writer.put, "message")
+    lines = screen.plural(writer.kept, "line")
+    whose = "its key is" if writer.kept == 1 else "their keys are"
+    kept = f"; {lines} not put, since {whose} taken" if writer.kept else ""
+    told = {
+        "queue": queue,
+        "put": writer.put,
+        "repeated_writes": writer.repeats,
+        "put_late": writer.late,
+        "kept": writer.kept,
+    }
     with streams.saying(f"Stored: {put}."):
-        if options.is_json():
-            told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
-            screen.print_json(told | {"put_late": writer.late, "kept": writer.kept})
-        else:
-            lines = screen.plural(writer.kept, "line")
-            whose = "its key is" if writer.kept == 1 else "their keys are"
-            kept = f"; {lines} not put, since {whose} taken" if writer.kept else ""
-            click.echo(f"put {put} into {queue}{kept}")
+        screen.result(told, f"put {put} into {queue}{kept}")
     if not caught:
         return Exit.OK
     name = signal.Signals(caught[0]).name

@@ -212,7 +212,7 @@ def _told(name: str, one: _Counted | ShardqError) -> dict[str, Any]:
 )
 @options.queue
 def show(queue: str) -> None:
-    """Show every setting of QUEUE with its default, and what else is known of it."""
+    """Show every setting of QUEUE with its default, and other facts about QUEUE."""
     db = options.connect()
     shown = db.queue(queue, create=False)
     settings = shown.settings

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from shardq.cli import listing, options, screen
-from shardq.errors import ShardqError
 from shardq.model.times import iso
 from shardq.observer import runs_of
 from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
     from shardq.cli.listing import Row
-    from shardq.connection import Connection
     from shardq.observer import RunView
     from shardq.queue import Queue
 
@@ -79,7 +77,7 @@ def running(queues: tuple[str, ...], task: str | None) -> None:
             unnamed += max(beat.running - len(runs), 0)
         return found, unnamed
 
-    looked = list(db._home.side_by_side(look, _opened(db, queues)))
+    looked = list(db._home.side_by_side(look, options.queues_of(queues)))
     named = [one for found, _ in looked for one in found if task in (None, one.run.task)]
     named.sort(key=lambda one: -one.run.run_ms)
     unnamed = sum(count for _, count in looked)
@@ -88,9 +86,3 @@ def running(queues: tuple[str, ...], task: str | None) -> None:
     if unnamed:
         text = f"{screen.plural(unnamed, 'more run')}: a consumer names the 32 that began first."
         click.echo(text, err=True)
-
-
-def _opened(db: Connection, names: tuple[str, ...]) -> list[Queue]:
-    if names:
-        return [db.queue(name, create=False) for name in dict.fromkeys(names)]
-    return [one for one in db._home.open_all().values() if not isinstance(one, ShardqError)]

@@ -18,7 +18,7 @@ from shardq.cli import (
 )
 from shardq.cli.messages import tell_put
 from shardq.clock import SystemClock
-from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
+from shardq.errors import StoreCorrupt, UsageError, shown
 from shardq.model.names import is_dead_queue
 from shardq.model.times import due_ms
 from shardq.schedules.definition import ScheduleDefinition, ScheduledPut
@@ -29,10 +29,9 @@ from shardq.schedules.triggers.zones import local_moment, zone_of
 from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from datetime import tzinfo
 
-    from shardq.connection import Connection
     from shardq.queue import Queue
     from shardq.schedules.options import Make
     from shardq.schedules.schedule import Schedule
@@ -173,7 +172,9 @@ def list_(*, queue: str | None) -> None:
     now_ms = db._home.clock.now_ms()
     found: list[Schedule] = []
     wrong: list[str] = []
-    for source in [db.queue(queue, create=False)] if queue else _queues(db):
+    for source in options.queues_of([queue] if queue else ()):
+        if not queue and is_dead_queue(source.name):
+            continue
         some, damaged = source.schedules._home.readable()
         found += some
         wrong += damaged
@@ -186,17 +187,6 @@ def list_(*, queue: str | None) -> None:
     states = {schedulelines.state_of(one, now_ms) for one in found}
     if states & {"overdue", "failing"} and not options.is_json():
         click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
-
-
-def _queues(db: Connection) -> Iterator[Queue]:
-    """All queues that can have schedules, except those whose errors `check` reports."""
-    for name in db.queues():
-        if is_dead_queue(name):
-            continue
-        try:
-            yield db.queue(name, create=False)
-        except (SchemaNewer, StoreCorrupt) as error:
-            streams.note(str(error))
 
 
 @options.command("shardq schedule show mail nightly", of=schedule)

@@ -147,25 +147,13 @@ def _text(unique_for: timedelta) -> str:
 def to_json(one: Schedule) -> dict[str, Any]:
     """A schedule for programs."""
     return {
-        "queue": one.queue,
-        "name": one.name,
+        **screen.picked(one, "queue name"),
         "trigger": str(one.trigger),
         "tz": one.trigger.zone,
-        "next": screen.when(one.next),
-        "previous": screen.when(one.previous),
-        "fired": one.fired,
-        "skipped": one.skipped,
-        "count": one.count,
-        "state": one.state,
-        "error": one.error,
-        "revision": one.revision,
-        "changed": one.changed,
+        **screen.picked(one, "next previous fired skipped count state error revision changed"),
         "policies": one.policies.said(),
         "job": call_of(one),
-        "priority": one.priority,
-        "group": one.group,
-        "key": one.key,
-        "on_conflict": one.on_conflict,
+        **screen.picked(one, "priority group key on_conflict"),
         "unique_for": None if one.unique_for is None else _text(one.unique_for),
         "headers": dict(one.headers),
     } | shown_body(one.body)

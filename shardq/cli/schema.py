@@ -20,8 +20,8 @@ from shardq.errors import UsageError
 def init() -> None:
     """Create the tables of the store, and on Cassandra its keyspace.
 
-    It may be repeated: a second run changes nothing, or makes what an interrupted one has left. On
-    SQLite nobody needs it: whoever opens a file does the same. Tables of a format of before 0.1.0
+    It may be repeated: a second run changes nothing, or makes the rest after an interrupted one. On
+    SQLite it is not needed: opening a file does the same. Tables of a format of before 0.1.0
     are refused and stay as they are.
     """
     chosen = options.store_url()

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import textwrap
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +30,6 @@ from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from datetime import datetime
 
     from rich.console import RenderableType
     from rich.progress import TaskID
@@ -120,6 +120,20 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     for name, value in facts:
         lines = map(streams.escaped, value.splitlines())
         click.echo(f"{name:{FACT}}" + f"\n{'':{FACT}}".join(lines))
+
+
+def picked(one: object, names: str) -> dict[str, Any]:
+    """Attributes of an object for programs; times are texts, and None stays None.
+
+    Args:
+        one: The object.
+        names: The attributes, with spaces between them.
+    """
+    values = {name: getattr(one, name) for name in names.split()}
+    return {
+        name: when(value) if isinstance(value, datetime) else value
+        for name, value in values.items()
+    }
 
 
 def result(told: Mapping[str, Any], text: str) -> None:

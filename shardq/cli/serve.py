@@ -73,6 +73,7 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
 @options.option(
     "--admin N",
     "Answer the admin part of the HTTP API on this port alone.",
+    name="admin_port",
     least=1,
     most=_PORT_MAX,
 )
@@ -84,6 +85,7 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
 @options.option(
     "--trust NETWORK",
     "Believe X-Forwarded-For, -Proto and -Host from proxies in this network, 10.0.0.0/8 say.",
+    name="trusted",
     multiple=True,
     type=Network(),
 )
@@ -96,13 +98,15 @@ class Network(click.ParamType[IPv4Network | IPv6Network]):
     "--dev",
     "For development: print what AWS CLI and boto3 need, answer LocalStack's health path, and "
     "keep all in memory where no store is named.",
+    name="is_dev",
 )
 @options.option("--pages-only", "Serve nothing but the pages for people, at the root.")
 @options.option("--no-pages", "Serve no pages.")
-@options.option("--read-only", "Let pages change nothing.")
+@options.option("--read-only", "Let pages change nothing.", name="is_read_only")
 @options.option(
     "--hide PATTERN",
     "Show no values of JSON fields and headers whose names fit, '*password*' say, on pages.",
+    name="hidden",
     multiple=True,
 )
 @options.option(
@@ -126,19 +130,12 @@ def serve(
     processes: int | None,
     certificate: str | None,
     key: str | None,
-    admin: int | None,
     queues: Path | None,
-    trust: tuple[IPv4Network | IPv6Network, ...],
     take_over: bool,
-    dev: bool,
-    pages_only: bool,
     no_pages: bool,
-    read_only: bool,
-    hide: tuple[str, ...],
-    user_header: str,
-    user_levels: str,
     insecure: bool,
     metrics: str | None,
+    **site: Any,
 ) -> int:
     """Serve the queues of a store to clients of Amazon SQS, by an HTTP API under /v1, and on pages.
 
@@ -149,13 +146,19 @@ def serve(
     processes, which read the certificate anew, and refuses no connection.
     """
     from shardq.server import declared, listening, supervise
-    from shardq.server.site import SiteOptions
 
     line = ProcessLine.inherited()
-    declared_queues = None if queues is None else declared.read(queues)
+    declared_queues = {} if queues is None else declared.read(queues)
     supervise.check_certificate(certificate, key)
-    store = _store(dev=dev)
+    chosen = _site(site, no_pages=no_pages)
+    store = _store(is_dev=chosen.is_dev)
     sockets = listening.inherited()
+
+    def listen(count: int) -> list[list[socket.socket]]:
+        if sockets:
+            return [sockets] * count
+        return _listening(host, port, chosen.admin_port, count, take_over=take_over)
+
     probed = Probes(metrics, None) if line is None else None
     if probed is not None and processes is not None:
         if store == _DEV_STORE:
@@ -164,32 +167,19 @@ def serve(
             probed,
             processes=processes,
             deadline_s=supervise.DEADLINE_S,
-            sockets=[sockets] * processes
-            if sockets
-            else _listening(host, port, admin, processes, take_over=take_over),
+            sockets=listen(processes),
             is_counting=metrics is not None,
         )
-    try:
-        with supervised.reported(line), closing(probed) if probed else nullcontext():
-            if not sockets:
-                [sockets] = _listening(host, port, admin, 1, take_over=take_over)
-            scheme = "https" if certificate else "http"
+    with supervised.reported(line), closing(probed) if probed else nullcontext():
+        [sockets] = listen(1)
+        scheme = "https" if certificate else "http"
+        try:
             _serve(
                 store,
                 sockets,
                 line,
-                SiteOptions(
-                    is_dev=dev,
-                    trusted=trust,
-                    admin_port=admin,
-                    pages=_pages(only=pages_only, none=no_pages),
-                    pages_only=pages_only,
-                    is_read_only=read_only,
-                    hidden=hide,
-                    user_header=_user_header(user_header, trust),
-                    user_levels=grants.levels_of(user_levels),
-                ),
-                queues=declared_queues or {},
+                chosen,
+                queues=declared_queues,
                 urls=[listening.url_of(one, scheme) for one in sockets],
                 certificate=certificate,
                 key=key,
@@ -197,27 +187,35 @@ def serve(
                 probed=probed,
                 has_metrics=metrics is not None,
             )
-    finally:
-        for one in sockets:
-            one.close()
+        finally:
+            for one in sockets:
+                one.close()
     return Exit.OK
 
 
-def _pages(*, only: bool, none: bool) -> str | None:
-    """The path below which pages are served; None: there are none."""
-    if only and none:
-        raise UsageError("--pages-only and --no-pages exclude each other; leave one out.")
-    return "" if only else None if none else PAGES
+def _site(given: dict[str, Any], *, no_pages: bool) -> SiteOptions:
+    """The choices of the operator.
 
+    Raises:
+        UsageError: If they exclude one another.
+    """
+    from shardq.server.site import SiteOptions
 
-def _user_header(name: str, trusted: tuple[IPv4Network | IPv6Network, ...]) -> str:
-    if name and not trusted:
+    pages: str | None = PAGES
+    if given["pages_only"]:
+        if no_pages:
+            raise UsageError("--pages-only and --no-pages exclude each other; leave one out.")
+        pages = ""
+    elif no_pages:
+        pages = None
+    if given["user_header"] and not given["trusted"]:
         raise UsageError("--user-header needs --trust: name the proxies that are believed.")
-    return name
+    levels = grants.levels_of(given["user_levels"])
+    return SiteOptions(**given | {"pages": pages, "user_levels": levels})
 
 
-def _store(*, dev: bool) -> str:
-    if dev and not options.given_url() and not os.environ.get(options.STORE_VARIABLE):
+def _store(*, is_dev: bool) -> str:
+    if is_dev and not options.given_url() and not os.environ.get(options.STORE_VARIABLE):
         return _DEV_STORE
     return options.store_url()
 

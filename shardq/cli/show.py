@@ -86,22 +86,12 @@ def show(*, queue: str, message: str | None, key: str | None, near: bool) -> Exi
 def state_json(state: State) -> dict[str, Any]:
     """A state for programs."""
     return {
-        "id": state.id,
-        "queue": state.queue,
+        **screen.picked(state, "id queue"),
         "state": state.where.value,
         "told": str(state),
-        "at": screen.when(state.at),
-        "until": screen.when(state.until),
-        "since": screen.when(state.since),
-        "member": state.member,
-        "behind": state.behind,
+        **screen.picked(state, "at until since member behind"),
         "head": None if state.head is None else state_json(state.head),
-        "ahead": state.ahead,
-        "busy": state.busy,
-        "threads": state.threads,
-        "attempts": state.attempts,
-        "error": state.error,
-        "reason": state.reason,
+        **screen.picked(state, "ahead busy threads attempts error reason"),
     }
 
 

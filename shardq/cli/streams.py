@@ -162,7 +162,7 @@ def give_back() -> None:
 
 @contextmanager
 def saying(text: str) -> Iterator[None]:
-    """Add to the error of a failed print what was done all the same."""
+    """If a print fails, add a note to its error: the work that was done before."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,8 @@
 """The stderr of commands of `consume --exec`: forwarded at once, and its end kept.
 
 ```
- command ──► pipe ──┐
- command ──► pipe ──┼─ one thread, while a pipe is open ──► our stderr
- left by one ► pipe ┘            └──► the last bytes of each ──► why its command failed
+ command ──► pipe ──► a thread ──► our stderr
+                         └──► the last bytes ──► why the command failed
 ```
 
 A program that a command leaves running keeps its pipe open, and is not waited for.
@@ -15,163 +14,96 @@ import os
 import re
 import select
 import threading
-from contextlib import suppress
 
 from shardq.cli import streams
 
 _KEPT_BYTES = 8_192
 _READ_BYTES = 65_536
 """The capacity of a pipe: at most this much was unread when its command ended."""
-_LEFT_MAX = 64
-"""At most this many open pipes of ended commands; then the next commands write to our own
-stderr."""
 _WAIT_S = 1.0
-"""How long a failure waits for the end of its stderr, if ours is blocked."""
+"""How long the end of a command waits for its output to be forwarded, if our stderr is blocked."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Tail:
-    """The end of a command's stderr.
+    """The end of the stderr of a command that is about to start: its pipe, which a thread reads.
 
     Args:
-        given: The descriptor that the command inherits; None: ours.
-        read: The other end of its pipe.
+        has_pipe: False for a command that writes to our stderr itself.
+
+    Attributes:
+        given: The descriptor that the command inherits; None: our stderr.
+        is_open: True while a program has the pipe.
+
+    Raises:
+        OSError: If there is no room for a pipe.
     """
 
-    def __init__(self, given: int | None = None, read: int = -1) -> None:
-        self.given = given
-        self.read = read
-        self.kept = b""
-        self.is_left = False
-        """True if its command has ended, and its pipe is open."""
-        self.is_read = threading.Event()
-        """Set once the output from before the command's end is kept."""
-
-
-class Tails:
-    """Reads the stderr of commands. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tails: dict[int, Tail] = {}
-        """The tails with open pipes, by the descriptor to read."""
-        self._wake: int | None = None
-        """Wakes the thread; None if none runs."""
+    def __init__(self, *, has_pipe: bool) -> None:
+        self.given: int | None = None
+        self.is_open = False
+        self._kept = b""
         self._out = streams.stderr()
-
-    def open(self) -> Tail:
-        """Make a pipe for a command that is about to start.
-
-        Raises:
-            OSError: If there is no room for it.
-        """
-        with self._lock:
-            if sum(tail.is_left for tail in self._tails.values()) >= _LEFT_MAX:
-                return Tail()
-            read, given = os.pipe()
-            try:
-                self._start_or_wake()
-            except (OSError, RuntimeError) as error:
-                os.close(read)
-                os.close(given)
-                if isinstance(error, OSError):
-                    raise
-                # No thread can be started: the command writes to our stderr itself.
-                return Tail()
-            os.set_blocking(read, False)
-            tail = self._tails[read] = Tail(given, read)
-            return tail
-
-    def begun(self, tail: Tail) -> None:
-        """Close our copy of the other end, once the command has started, or failed to."""
-        if tail.given is not None:
-            os.close(tail.given)
-
-    def ended(self, tail: Tail) -> None:
-        """Note that the command has ended: its output is to be read now."""
-        with self._lock:
-            if tail.read in self._tails:
-                tail.is_left = True
-                self._start_or_wake()
-
-    def end_of(self, tail: Tail, room: int) -> str:
-        """The end of an ended command's output, up to a number of characters."""
-        if tail.given is None:
-            return ""
-        tail.is_read.wait(_WAIT_S)
-        return reason_of(tail.kept, room)
-
-    def flush(self) -> None:
-        """Wait until the output of ended commands is forwarded."""
-        with self._lock:
-            left = [tail for tail in self._tails.values() if tail.is_left]
-        # At most one wait is in vain: one thread forwards all output.
-        all(tail.is_read.wait(_WAIT_S) for tail in left)
-
-    def _start_or_wake(self) -> None:
-        """Let the thread see the change; the caller holds the lock."""
-        if self._wake is not None:
-            # A full pipe wakes it as well.
-            with suppress(BlockingIOError):
-                os.write(self._wake, b"\0")
+        self._reading = threading.Lock()
+        """Held while a part of the output is read and forwarded."""
+        if not has_pipe:
             return
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        thread = threading.Thread(
-            target=self._run, args=(woken, wake), name="shardq-exec-stderr", daemon=True
-        )
+        self._read, self.given = os.pipe()
+        os.set_blocking(self._read, False)
+        self.is_open = True
+        thread = threading.Thread(target=self._run, name="shardq-exec-stderr", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            os.close(woken)
-            os.close(wake)
-            raise
-        self._wake = wake
+            # No thread can be started: the command writes to our stderr itself.
+            self._close()
+            self.begun()
+            self.given = None
 
-    def _run(self, woken: int, wake: int) -> None:
-        """Read until no pipe is open."""
+    def begun(self) -> None:
+        """Close our copy of the other end, once the command has started, or failed to."""
+        if self.given is not None:
+            os.close(self.given)
+
+    def ended(self) -> None:
+        """Forward what the command has written before its end."""
+        if self._reading.acquire(timeout=_WAIT_S):
+            try:
+                self._pass_on()
+            finally:
+                self._reading.release()
+
+    def end(self, room: int) -> str:
+        """The end of an ended command's output, up to a number of characters."""
+        return reason_of(self._kept, room)
+
+    def _run(self) -> None:
+        """Read until no program has the pipe."""
         ready = select.poll()
-        ready.register(woken, select.POLLIN)
-        watched: set[int] = set()
-        while True:
-            with self._lock:
-                if not self._tails:
-                    self._wake = None
-                    break
-                tails = dict(self._tails)
-            for read in tails.keys() - watched:
-                ready.register(read, select.POLLIN)
-            watched |= tails.keys()
-            events = {read for read, _ in ready.poll()}
-            if woken in events:
-                os.read(woken, _READ_BYTES)
-            for read, tail in tails.items():
-                # Set before the read: the read then returns the rest of the command's output.
-                is_last = tail.is_left and not tail.is_read.is_set()
-                if not (is_last or read in events):
-                    continue
-                if self._pass_on(tail):
-                    ready.unregister(read)
-                    watched.discard(read)
-                    with self._lock:
-                        del self._tails[read]
-                    os.close(read)
-                    is_last = True
-                if is_last:
-                    tail.is_read.set()
-        os.close(woken)
-        os.close(wake)
+        ready.register(self._read, select.POLLIN)
+        while self.is_open:
+            ready.poll()
+            with self._reading:
+                if not self._pass_on():
+                    # Only here: elsewhere this thread might wait for a closed descriptor.
+                    self._close()
 
-    def _pass_on(self, tail: Tail) -> bool:
-        """Forward the contents of a pipe; True if they were the last: its other end is closed."""
-        try:
-            data = os.read(tail.read, _READ_BYTES)
-        except BlockingIOError:
+    def _pass_on(self) -> bool:
+        """Forward the contents of the pipe; False if no program has it any more."""
+        if not self.is_open:
             return False
-        tail.kept = (tail.kept + data)[-_KEPT_BYTES:]
+        try:
+            data = os.read(self._read, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._kept = (self._kept + data)[-_KEPT_BYTES:]
         self._out.write(data)
-        return not data
+        return bool(data)
+
+    def _close(self) -> None:
+        self.is_open = False
+        os.close(self._read)
 
 
 def reason_of(written: bytes, room: int) -> str:

@@ -5,8 +5,8 @@ For development, tests and benchmarks.
 ```
  start ─ runtime: Java 17, the jars ─ config: ports, yaml, flags ─ cluster: processes, readiness
                                                                       │
- <directory>/cluster.json  who runs where      node1/ node2/ ..  data, cassandra.yaml, system.log
- status, stop, restart, nodetool read it, so any process can end what another has started
+ <directory>/cluster.json  which runs where    node1/ node2/ ..  data, cassandra.yaml, system.log
+ status, stop, restart, nodetool read it, so any process can end the nodes of another
 ```
 
 It is not for production: it skips fsync, so that a crash of the machine (not of the process) may

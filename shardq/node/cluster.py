@@ -6,8 +6,8 @@
     └─────────────────────┴───────── killed: seen by its pid ─────────┘
 ```
 
-A pid is signalled only after its command line was seen to name our directory: numbers are used
-again. What a node is given to run with, `runtime.py` and `config.py` know.
+A pid is signalled only if its command line names our directory, because numbers are used again. A
+node's programs are in `runtime.py`, its settings in `config.py`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Status:
 
     @property
     def running(self) -> bool:
-        """Whether any node has a living process."""
+        """True if any node has a living process."""
         return any(node.state != "down" for node in self.nodes)
 
 
@@ -81,17 +81,17 @@ def start(
     report: Callable[[str], None] = log.info,
     clock: Clock | None = None,
 ) -> NodeSet:
-    """Start a local Cassandra and wait until it answers; one that runs already is left as it is.
+    """Start a local Cassandra and wait until it answers; one that runs already stays as it is.
 
     Its processes outlive this one: end them with `stop`. Data that an earlier one left in the
     directory is used again. The first start of a version fetches its jars.
 
     Args:
         nodes: How many, 1 to 5.
-        directory: Where its files go; `SHARDQ_NODE_DIR` or the user's state directory where None.
+        directory: The directory of its files; None: `SHARDQ_NODE_DIR`, else in the user's state.
         settings: Directives of `cassandra.yaml` that replace or join the usual ones.
         java_flags: More of Java's, after the usual ones.
-        report: Told, in a sentence, of what takes long.
+        report: Called with a sentence before a step that takes long.
         clock: Waits.
 
     Returns:
@@ -137,7 +137,7 @@ def kill(
         clock: Waits.
 
     Returns:
-        The process that has ended; None where none ran.
+        The process that has ended; None if none ran.
 
     Raises:
         NodeError: If there is no such node.
@@ -159,7 +159,7 @@ def restart(
     Args:
         number: 1 for the first.
         directory: As for `start`.
-        report: Told, in a sentence, of what takes long.
+        report: Called with a sentence before a step that takes long.
         clock: Waits.
 
     Raises:
@@ -186,7 +186,7 @@ def stop(
         clock: Waits.
 
     Returns:
-        The processes that ran and have ended; none where none ran.
+        The processes that ran and have ended; none if none ran.
 
     Raises:
         NodeError: If a process does not even end when killed.
@@ -203,7 +203,7 @@ def stop(
 
 
 def status(directory: str | Path | None = None) -> Status | None:
-    """The state of a local Cassandra; None where none was started in the directory.
+    """The state of a local Cassandra; None if none was started in the directory.
 
     Raises:
         NodeError: If the directory's state cannot be read.
@@ -215,7 +215,7 @@ def status(directory: str | Path | None = None) -> Status | None:
 
 
 def nodetool(*arguments: str, directory: str | Path | None = None, number: int = 1) -> str:
-    """What Cassandra's own `nodetool` prints.
+    """Run Cassandra's own `nodetool`; returns what it prints.
 
     Args:
         *arguments: Such as `"status"` or `"tablestats", "shardq.messages"`.
@@ -223,7 +223,7 @@ def nodetool(*arguments: str, directory: str | Path | None = None, number: int =
         number: The node that is asked, 1 for the first.
 
     Raises:
-        NodeError: If there is no such node, or nodetool fails; with what it said.
+        NodeError: If there is no such node, or nodetool fails; the text has its output.
     """
     home = state.home(directory)
     there = state.load(home)
@@ -263,7 +263,7 @@ def _prepare(
     java_flags: Sequence[str],
     report: Callable[[str], None],
 ) -> NodeSet:
-    """Write the files that each node is started from."""
+    """Write the files that each node needs to start."""
     found = runtime.find(report)
     there = replace(there, java=found.java, started=True)
     classes = there.directory / "classes"
@@ -348,10 +348,10 @@ def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
 
 
 def _agree(there: NodeSet) -> bool:
-    """Whether each node that answers reaches the others that do.
+    """True if each node that answers reaches the others that answer.
 
-    That a node answers CQL says nothing of the others. Of a set of more than three of which some
-    are down, it is known of so many only that the ring's rows have a quorum.
+    Answering CQL proves nothing about the others. In a set of more than three, some of which are
+    down, this proves only that the ring's rows have a quorum.
     """
     up = [node for node in there.nodes if _answers(there, node)]
     # Of those that are down each takes a replica away.
@@ -408,7 +408,7 @@ def _answers(there: NodeSet, node: Node) -> bool:
 
 
 def _lives(there: NodeSet, node: Node) -> bool:
-    """Whether a node's process runs and is really that node."""
+    """True if a node's process runs and is really that node."""
     if node.pid is None:
         return False
     directory = there.directory_of(node)
@@ -421,7 +421,7 @@ def _lives(there: NodeSet, node: Node) -> bool:
 
 
 def _command_of(pid: int) -> str:
-    """A process's command line; empty where there is no such process, or only its zombie."""
+    """A process's command line; empty if there is no such process, or only its zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -454,7 +454,7 @@ def _end(there: NodeSet, nodes: Sequence[Node], *, hard: bool, clock: Clock) -> 
 def _signalled(
     there: NodeSet, nodes: Sequence[Node], number: signal.Signals, bound_s: int, clock: Clock
 ) -> list[Node]:
-    """Send a signal and wait; returns the nodes that live on."""
+    """Send a signal and wait; returns the nodes that still live."""
     for node in nodes:
         if node.pid is not None and _lives(there, node):
             with contextlib.suppress(ProcessLookupError):
@@ -490,7 +490,7 @@ def _node(there: NodeSet, number: int) -> Node:
 
 
 def _remove(there: NodeSet) -> None:
-    """Remove what was made, and the directory where nothing else is in it."""
+    """Remove the files of a set, and its directory if nothing else is in it."""
     for node in there.nodes:
         shutil.rmtree(there.directory_of(node), ignore_errors=True)
     shutil.rmtree(there.directory / "classes", ignore_errors=True)

