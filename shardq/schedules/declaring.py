@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, Unpack
+
+from msgspec.structs import replace
 
 from shardq.schedules.options import anchored, check, has_ended, schedule_name, unlike
 

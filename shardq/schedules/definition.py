@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from shardq.errors import ShardqError, StoreCorrupt, shown
 from shardq.schedules.policy import Policies
 from shardq.schedules.triggers.trigger import Trigger
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 NAME_MAX = 200
 """The longest name, in characters: with a fire time it is the id of a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledPut:
+class ScheduledPut(msgspec.Struct, frozen=True, omit_defaults=True):
     """The message that a schedule puts each time: the arguments of `Queue.put`.
 
     Attributes:
@@ -33,7 +29,7 @@ class ScheduledPut:
     """
 
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     priority: int = 0
     group: str | None = None
     key: str | None = None
@@ -41,8 +37,7 @@ class ScheduledPut:
     unique_for_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleDefinition:
+class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     """The definition of a schedule.
 
     Attributes:
@@ -61,70 +56,36 @@ class ScheduleDefinition:
     name: str
     trigger: Trigger
     job: ScheduledPut
-    policies: Policies = field(default_factory=Policies)
+    policies: Policies = Policies()
     count: int | None = None
     revision: int = 0
     paused: bool = False
     made_ms: int = 0
     declared: ScheduleDefinition | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The definition as a JSON object."""
-        job = {
-            one.name: value
-            for one in fields(ScheduledPut)
-            if (value := getattr(self.job, one.name)) not in (None, {}, 0, "keep")
-        }
-        job["body"] = b64encode(self.job.body).decode()
-        declared = {} if self.declared is None else {"declared": self.declared.to_json()}
-        return {
-            "name": self.name,
-            "trigger": self.trigger.to_json(),
-            "job": job,
-            "policies": self.policies.to_json(),
-            "count": self.count,
-            "revision": self.revision,
-            "paused": self.paused,
-            "made_ms": self.made_ms,
-            **declared,
-        }
-
     def text(self) -> str:
         """The definition as JSON text."""
-        return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
+        return _encoder.encode(self).decode()
 
     @classmethod
-    def read(cls, given: object, whose: str) -> ScheduleDefinition:
-        """A definition from its JSON, as an object or a text.
+    def read(cls, text: str, whose: str) -> ScheduleDefinition:
+        """A definition from its JSON text.
 
         Args:
-            given: The JSON.
+            text: The JSON.
             whose: For the error.
 
         Raises:
             StoreCorrupt: If it is no definition.
         """
         try:
-            said = json.loads(given) if isinstance(given, str) else given
-            job = dict(said["job"])  # type: ignore[index]
-            declared = said.get("declared")  # type: ignore[union-attr]
-            return cls(
-                **{
-                    **said,  # type: ignore[dict-item]
-                    "trigger": Trigger.from_json(said["trigger"]),  # type: ignore[index]
-                    "job": ScheduledPut(**{**job, "body": b64decode(job["body"])}),
-                    "policies": Policies(**said["policies"]),  # type: ignore[index]
-                    "declared": None if declared is None else cls.read(declared, whose),
-                }
-            )
-        except StoreCorrupt:
-            raise
-        except ShardqError as error:
-            # A zone or a trigger's class may not exist on this machine.
-            raise StoreCorrupt(f"{whose} cannot be read here: {error}") from error
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return _decoder.decode(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            if isinstance(error.__cause__, ShardqError):
+                # A zone or a trigger's class may not exist on this machine.
+                raise StoreCorrupt(f"{whose} cannot be read here: {error.__cause__}") from error
             raise StoreCorrupt(
-                f"{whose} is damaged: {shown(given)}; remove the schedule, and make it again."
+                f"{whose} is damaged: {shown(text)}; remove the schedule, and make it again."
             ) from error
 
     def is_same(self, other: ScheduleDefinition) -> bool:
@@ -142,6 +103,18 @@ class ScheduleDefinition:
 
 
 def _meant(one: ScheduleDefinition) -> dict[str, Any]:
-    told = one.to_json()
-    meant = {name: told[name] for name in ("name", "trigger", "count", "made_ms")}
-    return {**meant, **told["job"], **told["policies"]}
+    held = msgspec.to_builtins(one, enc_hook=_trigger_json)
+    meant = {name: held.get(name) for name in ("name", "trigger", "count", "made_ms")}
+    return {**meant, **held["job"], **held.get("policies", {})}
+
+
+def _trigger_json(trigger: Trigger) -> Any:
+    return trigger.to_json()
+
+
+def _trigger_of(kind: type[Trigger], held: Any) -> Trigger:
+    return kind.from_json(held)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_trigger_json)
+_decoder = msgspec.json.Decoder(ScheduleDefinition, dec_hook=_trigger_of)

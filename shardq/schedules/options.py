@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from msgspec.structs import replace
 
 from shardq.errors import BadBody, BadSetting, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES

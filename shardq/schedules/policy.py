@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 from zlib import crc32
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from shardq.errors import BadSetting, shown
 from shardq.model import names
@@ -59,8 +61,7 @@ class PolicyOptions(TypedDict, total=False):
     spread: Duration | None
 
 
-@dataclass(frozen=True, slots=True)
-class Policies:
+class Policies(Struct, frozen=True, omit_defaults=True):
     """Checked policies; `PolicyOptions` describes them.
 
     Attributes:
@@ -128,18 +129,9 @@ class Policies:
             late_ms += crc32(f"{name}@{time_ms}".encode()) % self.jitter_ms
         return late_ms
 
-    def to_json(self) -> dict[str, Any]:
-        """The policies that differ from the usual ones, as JSON."""
-        usual = Policies()
-        return {
-            name: value
-            for name in self.__slots__
-            if (value := getattr(self, name)) != getattr(usual, name)
-        }
-
     def said(self) -> dict[str, str]:
         """The options that differ from the usual ones, as `PolicyOptions` takes them."""
         return {
             name.removesuffix("_ms"): duration_text(value) if name.endswith("_ms") else value
-            for name, value in self.to_json().items()
+            for name, value in to_builtins(self).items()
         }

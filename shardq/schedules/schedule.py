@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
+
+from msgspec.structs import replace
 
 from shardq.errors import (
     BadSetting,
