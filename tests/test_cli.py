@@ -22,11 +22,10 @@ from shell import TIMEOUT_S, Done, Shell, shell
 
 import shardq
 from shardq import consumer, errors
-from shardq.cli import consume, deliveries, options, produce
+from shardq.cli import consume, deliveries, options, produce, trace
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.screen import span
 from shardq.clock import SystemClock
-from shardq.inspection import trace
 from shardq.model.settings import CHOICES
 from shardq.testing import Stage
 

@@ -14,8 +14,8 @@ from shell import TIMEOUT_S, Shell, shell
 
 from shardq.cli import produce
 from shardq.cli.exits import Exit
+from shardq.cli.trace import Timed
 from shardq.clock import SystemClock
-from shardq.inspection.trace import Timed
 from shardq.testing import Stage
 
 if TYPE_CHECKING:

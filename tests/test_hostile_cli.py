@@ -17,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq import cli
-from shardq.cli import options
+from shardq.cli import options, trace
 from shardq.cli.exits import Exit
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE
 from shardq.errors import BadUrl
-from shardq.inspection import trace
 from shardq.stores.cassandra.address import read_url
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proofs.verdict import IN_FLIGHT_US, Interruption, compare, read_deliveries
 
-from shardq.errors import BadTime, UsageError
-from shardq.inspection import trace
-from shardq.inspection.trace import (
+from shardq.cli import trace
+from shardq.cli.trace import (
     Event,
     Timed,
     TraceLine,
     read,
     replay,
 )
+from shardq.errors import BadTime, UsageError
 from shardq.model.times import due_ms
 
 PUT = [Timed(b"a", 1_000), Timed(b"b", 2_000), Timed(b"c", 2_000)]

@@ -29,12 +29,11 @@ from rich.text import Text
 import shardq
 from proofs.stage import Stage
 from proofs.verdict import Interruption, Verdict, compare, read_deliveries
-from shardq.cli import options, run, screen
+from shardq.cli import options, run, screen, trace
 from shardq.cli.dashboard import Dashboard
 from shardq.cli.exits import Exit
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.errors import UsageError
-from shardq.inspection import trace
 from shardq.model.times import iso
 from shardq.observer import Observer
 

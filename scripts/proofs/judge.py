@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from proofs.courses import Outcome
 from proofs.verdict import compare
-from shardq.inspection.trace import Timed, TraceLine
+from shardq.cli.trace import Timed, TraceLine
 from shardq.model.times import ceil_ms
 
 if TYPE_CHECKING:

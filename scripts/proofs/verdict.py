@@ -10,14 +10,14 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.inspection.trace import TraceLine
+from shardq.cli.trace import TraceLine
 from shardq.model.times import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from shardq.inspection.trace import Timed
+    from shardq.cli.trace import Timed
 
 
 def read_deliveries(path: Path) -> tuple[list[TraceLine], int]:

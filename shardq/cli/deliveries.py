@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from shardq.cli import streams
+from shardq.cli.trace import TraceLine
 from shardq.clock import machine_us
-from shardq.inspection.trace import TraceLine
 
 if TYPE_CHECKING:
     from shardq.model.message import Message

@@ -13,9 +13,9 @@ from shardq.cli import jobs, listing, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.cli.keyed import Telling, check_named
 from shardq.cli.show import is_receipt, keyless, state_text
+from shardq.cli.trace import shown_body
 from shardq.errors import StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
-from shardq.inspection.trace import shown_body
 from shardq.inspection.whereabouts import run_of
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES

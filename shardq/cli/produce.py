@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 from click.core import ParameterSource
 
-from shardq.cli import options, screen, streams
+from shardq.cli import options, screen, streams, trace
 from shardq.cli.exits import Exit
 from shardq.errors import KeyTaken, StoreError, StoreTimeout, StoreUnavailable, UsageError
-from shardq.inspection import trace
 from shardq.model import times
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from shardq.cli import firings, jobs, listing, screen
-from shardq.inspection.trace import shown_body
+from shardq.cli.trace import shown_body
 from shardq.model.times import due_ms, duration_ms, duration_text, span
 from shardq.schedules.schedule import LATE_MS, late_ms
 
