@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -314,6 +315,37 @@ def staged(
     with Stage(**options) as stage:
         db = stage.connect()
         asyncio.run(_played(Api(db, access=access(db)), partial(story, stage)))
+
+
+def as_test(
+    test: Callable[..., Any], play: Callable[[Callable[..., Any]], object], *own: str
+) -> Callable[..., None]:
+    """A test that plays a coroutine.
+
+    Args:
+        test: The coroutine function.
+        play: Plays a story.
+        own: The parameters that the player gives; pytest gives the others.
+    """
+
+    @wraps(test)
+    def run(**given: Any) -> None:
+        play(partial(test, **given))
+
+    known = signature(test)
+    others = [one for name, one in known.parameters.items() if name not in own]
+    run.__signature__ = known.replace(parameters=others)  # type: ignore[attr-defined]
+    return run
+
+
+def played(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a story with the API of a store, by `play`."""
+    return lambda test: as_test(test, lambda story: play(story, **how), "api")
+
+
+def on_stage(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a story on a stage, by `staged`."""
+    return lambda test: as_test(test, lambda story: staged(story, **how), "stage", "api")
 
 
 async def _played(api: Api, story: Callable[[Api], Awaitable[None]]) -> None:

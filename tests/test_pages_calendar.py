@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from callers import TIMEOUT_S, Api, closed
+from callers import TIMEOUT_S, Api, as_test, closed
 from paged import Browser, opened
 
 import shardq
@@ -59,6 +59,15 @@ def play(
     asyncio.run(told(story, Api(db, access=make(db), options=SiteOptions(**options))))
 
 
+def looked(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a story on pages, by `play` with the fixture `stage`."""
+
+    def play_on(story: Any) -> None:
+        play(story.keywords["stage"], story, **how)
+
+    return lambda test: as_test(test, play_on, "browser")
+
+
 async def told(story: Callable[[Browser], Awaitable[None]], api: Api) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         await story(Browser(api))
@@ -89,126 +98,116 @@ def seed(db: Connection) -> None:
 # The load ahead -----------------------------------------------------------------------------------
 
 
-def test_each_minute_of_the_map_has_what_the_forecast_counts(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        page = await browser.page("/calendar?queue=mail")
-        now_ms = stage.clock.true_ms()
-        expected: dict[str, int] = {}
-        for minute, count in browser.api.db.queue("mail").forecast("1d"):
-            far = minute.timestamp() * 1e3 - now_ms
-            if count and far < DAY_MS:
-                clock = f"{minute:%H:%M}"
-                same_day = minute.date() == moment_of(now_ms).date()
-                expected[clock if same_day else f"{minute:%a} {minute.day} {minute:%b %H:%M}"] = (
-                    count
-                )
-        assert counts(page) == expected
-        assert sum(expected.values()) > 500
-
-    play(stage, story, before=seed)
-
-
-def test_each_day_of_the_map_has_the_firings_of_the_schedules_in_it(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        page = await browser.page("/calendar?queue=post&span=90d&tz=Europe/Berlin")
-        now_ms = stage.clock.true_ms()
-        book = browser.api.db.queue("post").schedules._home
-        shown = counts(page)
-        expected: dict[str, int] = {}
-        for at_ms, count in book.firings(now_ms, now_ms + 91 * DAY_MS):
-            here = moment_of(at_ms).astimezone(BERLIN)
-            day = f"{here:%a} {here.day} {here:%b} {here:%Y}"
-            expected[day] = expected.get(day, 0) + count
-        assert len(shown) in {90, 91}
-        assert shown == {day: expected[day] for day in shown}
-
-    play(stage, story, before=seed)
-
-
-def test_all_queues_together_have_what_each_has(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        await browser.sign_in("rg")
-        together = counts(await browser.page("/calendar"))
-        single: dict[str, int] = {}
-        for queue in ("mail", "post"):
-            for start, count in counts(await browser.page(f"/calendar?queue={queue}")).items():
-                single[start] = single.get(start, 0) + count
-        assert together == single
-        page = await browser.page("/calendar")
-        # The fullest queue first, with its numbers.
-        queues = next(
-            rows for n in range(4) if (rows := page.table(n)) and rows[0][0] == "mail" and rows
-        )
-        assert [row[0] for row in queues] == ["mail", "post"]
-        assert sum(int(row[n].replace(",", "")) for row in queues for n in (1, 2)) == sum(
-            together.values()
-        )
-
-    play(stage, story, before=seed, make=closed)
-
-
-def test_a_queue_that_somebody_may_not_see_is_in_no_number(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        await browser.sign_in("rgs", "post")
-        page = await browser.page("/calendar")
-        assert counts(page) == counts(await browser.page("/calendar?queue=post"))
-        assert "mail" not in page.text
-        page = await browser.page("/calendar?queue=mail", 403)
-        assert not page.all("svg")
-        page = await browser.page("/schedules")
-        assert {row[1] for row in page.table()} == {"post"}
-        await browser.page("/schedules?queue=mail", 403)
-        await browser.page("/queues/mail/schedules/digest", 403)
-
-    play(stage, story, before=seed, make=closed)
-
-
-def test_a_hot_minute_is_listed_with_its_queue(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        page = await browser.page("/calendar")
-        hot_ms = stage.clock.true_ms() + 5 * 3_600_000
-        [row] = page.table(0)
-        assert row[0].startswith(iso(hot_ms - hot_ms % 60_000)[:16].replace("T", " "))
-        assert (row[1], int(row[3])) == ("mail", max(counts(page).values()))
-        [cell] = [one for one in page.all("rect", **{"class": "hot"}) if one.all("title")]
-        assert cell.text.endswith(": 300 messages, 1 firing")
-        assert page.all("a", href="/pages/calendar?queue=mail")
-
-    play(stage, story, before=seed)
-
-
-def test_queues_that_are_not_counted_in_time_are_named_and_counted_all_the_same(
-    stage: Stage,
+@looked(before=seed)
+async def test_each_minute_of_the_map_has_what_the_forecast_counts(
+    browser: Browser, stage: Stage
 ) -> None:
-    async def story(browser: Browser) -> None:
-        got = await browser.api.done("GET", "/v1/calendar?within=0s")
-        assert (got["uncounted"], got["cells"]) == (["mail", "post"], [])
-        got = await browser.api.done("GET", "/v1/calendar")
-        assert (got["uncounted"], len(got["queues"])) == ([], 2)
-        got = await browser.api.done("GET", "/v1/schedules?within=0s")
-        assert (got["unread"], got["schedules"]) == (["mail", "post"], [])
-        assert (await browser.api.done("GET", "/v1/schedules"))["total"] == 3
+    page = await browser.page("/calendar?queue=mail")
+    now_ms = stage.clock.true_ms()
+    expected: dict[str, int] = {}
+    for minute, count in browser.api.db.queue("mail").forecast("1d"):
+        far = minute.timestamp() * 1e3 - now_ms
+        if count and far < DAY_MS:
+            clock = f"{minute:%H:%M}"
+            same_day = minute.date() == moment_of(now_ms).date()
+            expected[clock if same_day else f"{minute:%a} {minute.day} {minute:%b %H:%M}"] = count
+    assert counts(page) == expected
+    assert sum(expected.values()) > 500
 
-    play(stage, story, before=seed)
+
+@looked(before=seed)
+async def test_each_day_of_the_map_has_the_firings_of_the_schedules_in_it(
+    browser: Browser, stage: Stage
+) -> None:
+    page = await browser.page("/calendar?queue=post&span=90d&tz=Europe/Berlin")
+    now_ms = stage.clock.true_ms()
+    book = browser.api.db.queue("post").schedules._home
+    shown = counts(page)
+    expected: dict[str, int] = {}
+    for at_ms, count in book.firings(now_ms, now_ms + 91 * DAY_MS):
+        here = moment_of(at_ms).astimezone(BERLIN)
+        day = f"{here:%a} {here.day} {here:%b} {here:%Y}"
+        expected[day] = expected.get(day, 0) + count
+    assert len(shown) in {90, 91}
+    assert shown == {day: expected[day] for day in shown}
+
+
+@looked(before=seed, make=closed)
+async def test_all_queues_together_have_what_each_has(browser: Browser, stage: Stage) -> None:
+    await browser.sign_in("rg")
+    together = counts(await browser.page("/calendar"))
+    single: dict[str, int] = {}
+    for queue in ("mail", "post"):
+        for start, count in counts(await browser.page(f"/calendar?queue={queue}")).items():
+            single[start] = single.get(start, 0) + count
+    assert together == single
+    page = await browser.page("/calendar")
+    # The fullest queue first, with its numbers.
+    queues = next(
+        rows for n in range(4) if (rows := page.table(n)) and rows[0][0] == "mail" and rows
+    )
+    assert [row[0] for row in queues] == ["mail", "post"]
+    assert sum(int(row[n].replace(",", "")) for row in queues for n in (1, 2)) == sum(
+        together.values()
+    )
+
+
+@looked(before=seed, make=closed)
+async def test_a_queue_that_somebody_may_not_see_is_in_no_number(
+    browser: Browser, stage: Stage
+) -> None:
+    await browser.sign_in("rgs", "post")
+    page = await browser.page("/calendar")
+    assert counts(page) == counts(await browser.page("/calendar?queue=post"))
+    assert "mail" not in page.text
+    page = await browser.page("/calendar?queue=mail", 403)
+    assert not page.all("svg")
+    page = await browser.page("/schedules")
+    assert {row[1] for row in page.table()} == {"post"}
+    await browser.page("/schedules?queue=mail", 403)
+    await browser.page("/queues/mail/schedules/digest", 403)
+
+
+@looked(before=seed)
+async def test_a_hot_minute_is_listed_with_its_queue(browser: Browser, stage: Stage) -> None:
+    page = await browser.page("/calendar")
+    hot_ms = stage.clock.true_ms() + 5 * 3_600_000
+    [row] = page.table(0)
+    assert row[0].startswith(iso(hot_ms - hot_ms % 60_000)[:16].replace("T", " "))
+    assert (row[1], int(row[3])) == ("mail", max(counts(page).values()))
+    [cell] = [one for one in page.all("rect", **{"class": "hot"}) if one.all("title")]
+    assert cell.text.endswith(": 300 messages, 1 firing")
+    assert page.all("a", href="/pages/calendar?queue=mail")
+
+
+@looked(before=seed)
+async def test_queues_that_are_not_counted_in_time_are_named_and_counted_all_the_same(
+    browser: Browser, stage: Stage
+) -> None:
+    got = await browser.api.done("GET", "/v1/calendar?within=0s")
+    assert (got["uncounted"], got["cells"]) == (["mail", "post"], [])
+    got = await browser.api.done("GET", "/v1/calendar")
+    assert (got["uncounted"], len(got["queues"])) == ([], 2)
+    got = await browser.api.done("GET", "/v1/schedules?within=0s")
+    assert (got["unread"], got["schedules"]) == (["mail", "post"], [])
+    assert (await browser.api.done("GET", "/v1/schedules"))["total"] == 3
 
 
 @pytest.mark.parametrize("query", ["tz=Nowhere/At_all", "queue=none", "queue=a/b"])
-def test_a_view_that_there_is_not_is_refused_with_its_reason(stage: Stage, query: str) -> None:
-    async def story(browser: Browser) -> None:
-        got = await browser.ask("GET", f"/calendar?{query}")
-        assert 400 <= got.status < 500
-        assert b'role="alert"' in got.body
+@looked(before=seed)
+async def test_a_view_that_there_is_not_is_refused_with_its_reason(
+    browser: Browser, stage: Stage, query: str
+) -> None:
+    got = await browser.ask("GET", f"/calendar?{query}")
+    assert 400 <= got.status < 500
+    assert b'role="alert"' in got.body
 
-    play(stage, story, before=seed)
 
-
-def test_a_map_of_nothing_is_a_page(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        for path in ("/calendar", "/calendar?span=90d", "/calendar?span=never"):
-            assert "Nothing comes due" in (await browser.page(path)).text
-        assert "no schedule" in (await browser.page("/schedules")).text
-
-    play(stage, story)
+@looked()
+async def test_a_map_of_nothing_is_a_page(browser: Browser, stage: Stage) -> None:
+    for path in ("/calendar", "/calendar?span=90d", "/calendar?span=never"):
+        assert "Nothing comes due" in (await browser.page(path)).text
+    assert "no schedule" in (await browser.page("/schedules")).text
 
 
 def test_a_damaged_queue_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
@@ -287,18 +286,19 @@ def test_a_list_of_many_schedules_has_pages(stage: Stage) -> None:
     play(stage, story, before=before)
 
 
-def test_an_overdue_schedule_says_so(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        stage.clock.advance(9 * 60)
-        page = await browser.page("/schedules?state=overdue")
-        shown = {row[0]: row[7] for row in page.table()}
-        assert shown["often"] == "overdue"
-        assert "nightly" not in shown
-
-    play(stage, story, before=seed)
+@looked(before=seed)
+async def test_an_overdue_schedule_says_so(browser: Browser, stage: Stage) -> None:
+    stage.clock.advance(9 * 60)
+    page = await browser.page("/schedules?state=overdue")
+    shown = {row[0]: row[7] for row in page.table()}
+    assert shown["often"] == "overdue"
+    assert "nightly" not in shown
 
 
-def test_the_next_times_are_those_of_the_preview_with_changes_of_the_clocks(stage: Stage) -> None:
+@looked(before=seed)
+async def test_the_next_times_are_those_of_the_preview_with_changes_of_the_clocks(
+    browser: Browser, stage: Stage
+) -> None:
     now_ms = stage.clock.true_ms()
     change = next(
         one
@@ -306,22 +306,18 @@ def test_the_next_times_are_those_of_the_preview_with_changes_of_the_clocks(stag
         if one.after_ms > one.before_ms
     )
     stage.clock.advance((change.at_ms - now_ms) / 1_000 - 3 * 86_400)
-
-    async def story(browser: Browser) -> None:
-        page = await browser.page("/queues/post/schedules/nightly")
-        found = browser.api.db.queue("post").schedules["nightly"].preview(20)
-        rows = page.table(0)
-        assert len(rows) == 20
-        for row, one in zip(rows, found, strict=True):
-            local = one.time.astimezone(BERLIN)
-            offset = f"{local:%z}"
-            assert row[0] == f"{local:%a %Y-%m-%d %H:%M} {offset[:3]}:{offset[3:]}"
-            assert row[1].endswith(iso(due_ms(one.time)).replace("T", " "))
-            assert row[2] == f"{one.due.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-            assert row[3] == one.why
-        assert any("02:30 does not exist" in row[3] for row in rows)
-
-    play(stage, story, before=seed)
+    page = await browser.page("/queues/post/schedules/nightly")
+    found = browser.api.db.queue("post").schedules["nightly"].preview(20)
+    rows = page.table(0)
+    assert len(rows) == 20
+    for row, one in zip(rows, found, strict=True):
+        local = one.time.astimezone(BERLIN)
+        offset = f"{local:%z}"
+        assert row[0] == f"{local:%a %Y-%m-%d %H:%M} {offset[:3]}:{offset[3:]}"
+        assert row[1].endswith(iso(due_ms(one.time)).replace("T", " "))
+        assert row[2] == f"{one.due.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+        assert row[3] == one.why
+    assert any("02:30 does not exist" in row[3] for row in rows)
 
 
 def test_the_last_firings_have_the_outcomes_that_the_history_records(stage: Stage) -> None:
@@ -393,123 +389,119 @@ def test_a_damaged_schedule_says_so_and_can_be_removed(tmp_path: Path) -> None:
 POST = "/queues/post/schedules/often"
 
 
-def test_a_schedule_is_paused_resumed_and_run_by_its_buttons(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        queue = browser.api.db.queue("post")
-        page = await browser.press((await browser.page(POST)).form("schedule-pause"))
-        assert "often is paused." in page.text
-        assert [one.state for one in queue.schedules] == ["waiting", "paused"]
-        # The very page that it leads to knows.
-        assert not page.has_form("schedule-pause")
-        page = await browser.page("/schedules?queue=post")
-        assert {row[0]: row[7] for row in page.table()}["often"] == "paused"
-        page = await browser.press(page.form("schedule-resume", schedule="often"))
-        assert [one.state for one in queue.schedules] == ["waiting", "waiting"]
-        assert {row[0]: row[7] for row in page.table()}["often"] == "waiting"
-        waiting = queue.depth().total
-        page = await browser.press(page.form("schedule-run", schedule="nightly"))
-        assert queue.depth().total == waiting + 1
-        [made] = [one for one in queue.peek() if one.id.startswith("nightly@")]
-        assert made.id in page.text
-
-    play(stage, story, before=seed)
-
-
-def test_a_span_is_counted_before_it_is_filled(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        queue = browser.api.db.queue("post")
-        path = "/queues/post/schedules/nightly?after=2026-03-27&until=2026-04-01"
-        before = queue.depth().total
-        page = await browser.page(path)
-        assert "5 fire times" in page.text
-        assert queue.depth().total == before
-        page = await browser.press(page.form("schedule-backfill"))
-        assert "5 messages of nightly were put." in page.text
-        found = sorted(one.headers["schedule-time"] for one in queue.peek(100))
-        local = [datetime.fromisoformat(one).astimezone(BERLIN) for one in found]
-        # 02:30 of 29 March does not exist there.
-        assert [f"{one:%d %H:%M}" for one in local] == [
-            "27 02:30",
-            "28 02:30",
-            "29 03:30",
-            "30 02:30",
-            "31 02:30",
-        ]
-        for query, text in (
-            ("after=2026-04-01&until=2026-03-27", "must be later"),
-            ("after=soon&until=later", "soon"),
-            ("after=1990-01-01&until=1990-01-01T01:00", "0 fire times"),
-        ):
-            page = await browser.page(f"/queues/post/schedules/nightly?{query}")
-            assert text in page.text
-            assert not page.has_form("schedule-backfill") or text.startswith("0")
-
-    play(stage, story, before=seed)
+@looked(before=seed)
+async def test_a_schedule_is_paused_resumed_and_run_by_its_buttons(
+    browser: Browser, stage: Stage
+) -> None:
+    queue = browser.api.db.queue("post")
+    page = await browser.press((await browser.page(POST)).form("schedule-pause"))
+    assert "often is paused." in page.text
+    assert [one.state for one in queue.schedules] == ["waiting", "paused"]
+    # The very page that it leads to knows.
+    assert not page.has_form("schedule-pause")
+    page = await browser.page("/schedules?queue=post")
+    assert {row[0]: row[7] for row in page.table()}["often"] == "paused"
+    page = await browser.press(page.form("schedule-resume", schedule="often"))
+    assert [one.state for one in queue.schedules] == ["waiting", "waiting"]
+    assert {row[0]: row[7] for row in page.table()}["often"] == "waiting"
+    waiting = queue.depth().total
+    page = await browser.press(page.form("schedule-run", schedule="nightly"))
+    assert queue.depth().total == waiting + 1
+    [made] = [one for one in queue.peek() if one.id.startswith("nightly@")]
+    assert made.id in page.text
 
 
-def test_a_schedule_that_is_removed_leads_to_the_list(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        page = await browser.press((await browser.page(POST)).form("schedule-remove"))
-        assert "often is removed." in page.text
-        assert names_of(page) == ["nightly"]
-        page = await browser.page(POST, 404)
-        assert "no schedule" in page.text
-
-    play(stage, story, before=seed)
-
-
-def test_forms_do_nothing_without_their_token_or_level(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        book = browser.api.db.queue("post").schedules
-
-        def state() -> Any:
-            return [(one.name, one.state, one.fired) for one in book], browser.api.db.queue(
-                "post"
-            ).depth().total
-
-        before = state()
-        await browser.sign_in("rgs")
-        page = await browser.page(POST)
-        forms = [page.form(f"schedule-{name}") for name in ("pause", "run", "remove")]
-        page = await browser.page(POST + "?after=2026-03-27&until=2026-04-01")
-        forms.append(page.form("schedule-backfill"))
-        for form in forms:
-            for change in ({"token": ""}, {"token": "x" * 24}):
-                assert (await browser.send(form | change)).status == 403
-            without = {name: value for name, value in form.items() if name != "token"}
-            assert (await browser.send(without)).status == 403
-        other = Browser(browser.api)
-        for form in forms:
-            assert (await other.send(form)).status == 401
-        # Somebody else's token, and a level that is too low.
-        await other.sign_in("rg")
-        for form in forms:
-            assert (await other.send(form)).status == 403
-        await other.page("/schedules", 403)
-        mine = (await other.page("/")).form("sign-out")["token"]
-        for form in forms:
-            page = await other.press(form | {"token": mine, "back": "/"})
-            assert "Not done" in page.text
-        assert state() == before
-        # The same form does something for whom it was made.
-        await browser.press(forms[0])
-        assert book["often"].state == "paused"
-
-    play(stage, story, before=seed, make=closed)
+@looked(before=seed)
+async def test_a_span_is_counted_before_it_is_filled(browser: Browser, stage: Stage) -> None:
+    queue = browser.api.db.queue("post")
+    path = "/queues/post/schedules/nightly?after=2026-03-27&until=2026-04-01"
+    before = queue.depth().total
+    page = await browser.page(path)
+    assert "5 fire times" in page.text
+    assert queue.depth().total == before
+    page = await browser.press(page.form("schedule-backfill"))
+    assert "5 messages of nightly were put." in page.text
+    found = sorted(one.headers["schedule-time"] for one in queue.peek(100))
+    local = [datetime.fromisoformat(one).astimezone(BERLIN) for one in found]
+    # 02:30 of 29 March does not exist there.
+    assert [f"{one:%d %H:%M}" for one in local] == [
+        "27 02:30",
+        "28 02:30",
+        "29 03:30",
+        "30 02:30",
+        "31 02:30",
+    ]
+    for query, text in (
+        ("after=2026-04-01&until=2026-03-27", "must be later"),
+        ("after=soon&until=later", "soon"),
+        ("after=1990-01-01&until=1990-01-01T01:00", "0 fire times"),
+    ):
+        page = await browser.page(f"/queues/post/schedules/nightly?{query}")
+        assert text in page.text
+        assert not page.has_form("schedule-backfill") or text.startswith("0")
 
 
-def test_who_paused_a_schedule_and_filled_it_is_recorded(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        await browser.press((await browser.page(POST)).form("schedule-pause"))
-        page = await browser.page(POST + "?after=2026-03-27&until=2026-03-28")
-        await browser.press(page.form("schedule-backfill"))
-        found = browser.api.app.site.actions.last(10)
-        assert {(one.via, one.what, one.object) for one in found} == {
-            ("pages", "schedule backfill", "post often"),
-            ("pages", "schedule pause", "post often"),
-        }
+@looked(before=seed)
+async def test_a_schedule_that_is_removed_leads_to_the_list(browser: Browser, stage: Stage) -> None:
+    page = await browser.press((await browser.page(POST)).form("schedule-remove"))
+    assert "often is removed." in page.text
+    assert names_of(page) == ["nightly"]
+    page = await browser.page(POST, 404)
+    assert "no schedule" in page.text
 
-    play(stage, story, before=seed)
+
+@looked(before=seed, make=closed)
+async def test_forms_do_nothing_without_their_token_or_level(
+    browser: Browser, stage: Stage
+) -> None:
+    book = browser.api.db.queue("post").schedules
+
+    def state() -> Any:
+        return [(one.name, one.state, one.fired) for one in book], browser.api.db.queue(
+            "post"
+        ).depth().total
+
+    before = state()
+    await browser.sign_in("rgs")
+    page = await browser.page(POST)
+    forms = [page.form(f"schedule-{name}") for name in ("pause", "run", "remove")]
+    page = await browser.page(POST + "?after=2026-03-27&until=2026-04-01")
+    forms.append(page.form("schedule-backfill"))
+    for form in forms:
+        for change in ({"token": ""}, {"token": "x" * 24}):
+            assert (await browser.send(form | change)).status == 403
+        without = {name: value for name, value in form.items() if name != "token"}
+        assert (await browser.send(without)).status == 403
+    other = Browser(browser.api)
+    for form in forms:
+        assert (await other.send(form)).status == 401
+    # Somebody else's token, and a level that is too low.
+    await other.sign_in("rg")
+    for form in forms:
+        assert (await other.send(form)).status == 403
+    await other.page("/schedules", 403)
+    mine = (await other.page("/")).form("sign-out")["token"]
+    for form in forms:
+        page = await other.press(form | {"token": mine, "back": "/"})
+        assert "Not done" in page.text
+    assert state() == before
+    # The same form does something for whom it was made.
+    await browser.press(forms[0])
+    assert book["often"].state == "paused"
+
+
+@looked(before=seed)
+async def test_who_paused_a_schedule_and_filled_it_is_recorded(
+    browser: Browser, stage: Stage
+) -> None:
+    await browser.press((await browser.page(POST)).form("schedule-pause"))
+    page = await browser.page(POST + "?after=2026-03-27&until=2026-03-28")
+    await browser.press(page.form("schedule-backfill"))
+    found = browser.api.app.site.actions.last(10)
+    assert {(one.via, one.what, one.object) for one in found} == {
+        ("pages", "schedule backfill", "post often"),
+        ("pages", "schedule pause", "post often"),
+    }
 
 
 # Hostile ------------------------------------------------------------------------------------------
@@ -565,18 +557,18 @@ def check_harmless(page: Element) -> None:
         assert href.startswith(("/pages/", "#")), href
 
 
-def test_every_input_has_a_label_and_every_head_a_scope(stage: Stage) -> None:
-    async def story(browser: Browser) -> None:
-        for path in ("/calendar", "/calendar?span=90d", "/schedules", POST):
-            page = await browser.page(path)
-            assert all(one.attributes.get("scope") for one in page.all("th"))
-            labelled = {id(one) for label in page.all("label") for one in label.every()}
-            for one in [*page.all("input"), *page.all("select")]:
-                is_hidden = one.attributes.get("type") == "hidden"
-                assert is_hidden or id(one) in labelled or "aria-label" in one.attributes
-            assert all(one.all("title") for one in page.all("svg"))
-
-    play(stage, story, before=seed)
+@looked(before=seed)
+async def test_every_input_has_a_label_and_every_head_a_scope(
+    browser: Browser, stage: Stage
+) -> None:
+    for path in ("/calendar", "/calendar?span=90d", "/schedules", POST):
+        page = await browser.page(path)
+        assert all(one.attributes.get("scope") for one in page.all("th"))
+        labelled = {id(one) for label in page.all("label") for one in label.every()}
+        for one in [*page.all("input"), *page.all("select")]:
+            is_hidden = one.attributes.get("type") == "hidden"
+            assert is_hidden or id(one) in labelled or "aria-label" in one.attributes
+        assert all(one.all("title") for one in page.all("svg"))
 
 
 def test_values_of_hidden_names_are_on_no_page(stage: Stage) -> None:

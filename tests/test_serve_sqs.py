@@ -10,7 +10,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from callers import Api, play, target
+from callers import Api, on_stage, play, played, target
 from served import head, serving
 from shell import Shell, shell
 
@@ -149,58 +149,54 @@ def test_a_server_on_cassandra_keeps_what_was_sent_over_a_restart(
 # Without a server ---------------------------------------------------------------------------------
 
 
-def test_what_was_claimed_for_a_client_that_is_gone_is_released_uncounted() -> None:
-    async def story(api: Api) -> None:
-        await api.sqs_done("CreateQueue", QueueName="mail")
-        await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="hello")
-        for _ in range(3):
-            left = api.begin_sqs("ReceiveMessage", QueueUrl="mail")
-            await left.leave()
-            assert not left.is_answered
-        fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
-        [got] = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
-        assert got["Attributes"]["ApproximateReceiveCount"] == "1"
-
-    play(story)
-
-
-def test_large_messages_are_written_in_a_thread_and_released_if_the_client_leaves_then() -> None:
-    async def story(api: Api) -> None:
-        await api.sqs_done("CreateQueue", QueueName="mail")
-        for _ in range(2):
-            await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="x" * 100_000)
-        # The first receive of a queue needs a thread before it claims.
-        [got] = (await api.sqs_done("ReceiveMessage", QueueUrl="mail"))["Messages"]
-        await api.sqs_done("DeleteMessage", QueueUrl="mail", ReceiptHandle=got["ReceiptHandle"])
-        with ExitStack() as held:
-            busy = Event()
-            held.callback(busy.set)
-            for _ in range(THREADS):
-                api.app.site.threads.begin(busy.wait)
-            left = api.begin_sqs("ReceiveMessage", QueueUrl="mail", MaxNumberOfMessages=10)
-            # Answered after the one before it in line has got the message.
-            assert await api.sqs_done("ReceiveMessage", QueueUrl="mail") == {}
-            assert not left.is_answered
-            left.depart()
-        await left.ended()
+@played()
+async def test_what_was_claimed_for_a_client_that_is_gone_is_released_uncounted(api: Api) -> None:
+    await api.sqs_done("CreateQueue", QueueName="mail")
+    await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="hello")
+    for _ in range(3):
+        left = api.begin_sqs("ReceiveMessage", QueueUrl="mail")
+        await left.leave()
         assert not left.is_answered
-        fields = {"QueueUrl": "mail", "AttributeNames": ["All"], "MaxNumberOfMessages": 10}
-        got = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
-        assert [one["Attributes"]["ApproximateReceiveCount"] for one in got] == ["1"]
-
-    play(story)
+    fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20, "AttributeNames": ["All"]}
+    [got] = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
+    assert got["Attributes"]["ApproximateReceiveCount"] == "1"
 
 
-def test_no_more_polls_of_a_key_wait_than_may() -> None:
-    async def story(api: Api) -> None:
-        await api.sqs_done("CreateQueue", QueueName="mail")
-        fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20}
-        polls = [asyncio.create_task(api.sqs("ReceiveMessage", **fields)) for _ in range(3)]
-        [refused], _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
-        assert refused.result().status in {400, 429}
-        assert b"RequestThrottled" in refused.result().body
-        api.app.site.leave()
-        statuses = sorted([(await one).status for one in polls])
-        assert statuses == [200, 200, refused.result().status]
+@played()
+async def test_large_messages_are_written_in_a_thread_and_released_if_the_client_leaves_then(
+    api: Api,
+) -> None:
+    await api.sqs_done("CreateQueue", QueueName="mail")
+    for _ in range(2):
+        await api.sqs_done("SendMessage", QueueUrl="mail", MessageBody="x" * 100_000)
+    # The first receive of a queue needs a thread before it claims.
+    [got] = (await api.sqs_done("ReceiveMessage", QueueUrl="mail"))["Messages"]
+    await api.sqs_done("DeleteMessage", QueueUrl="mail", ReceiptHandle=got["ReceiptHandle"])
+    with ExitStack() as held:
+        busy = Event()
+        held.callback(busy.set)
+        for _ in range(THREADS):
+            api.app.site.threads.begin(busy.wait)
+        left = api.begin_sqs("ReceiveMessage", QueueUrl="mail", MaxNumberOfMessages=10)
+        # Answered after the one before it in line has got the message.
+        assert await api.sqs_done("ReceiveMessage", QueueUrl="mail") == {}
+        assert not left.is_answered
+        left.depart()
+    await left.ended()
+    assert not left.is_answered
+    fields = {"QueueUrl": "mail", "AttributeNames": ["All"], "MaxNumberOfMessages": 10}
+    got = (await api.sqs_done("ReceiveMessage", **fields))["Messages"]
+    assert [one["Attributes"]["ApproximateReceiveCount"] for one in got] == ["1"]
 
-    play(story, options=SiteOptions(polls_max=2))
+
+@played(options=SiteOptions(polls_max=2))
+async def test_no_more_polls_of_a_key_wait_than_may(api: Api) -> None:
+    await api.sqs_done("CreateQueue", QueueName="mail")
+    fields = {"QueueUrl": "mail", "WaitTimeSeconds": 20}
+    polls = [asyncio.create_task(api.sqs("ReceiveMessage", **fields)) for _ in range(3)]
+    [refused], _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+    assert refused.result().status in {400, 429}
+    assert b"RequestThrottled" in refused.result().body
+    api.app.site.leave()
+    statuses = sorted([(await one).status for one in polls])
+    assert statuses == [200, 200, refused.result().status]

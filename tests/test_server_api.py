@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from callers import Api, play
+from callers import Api, on_stage, play, played
 
 from shardq.server.api.problem import explained
 from shardq.server.api.table import ROUTES
@@ -71,20 +71,18 @@ DEEP = 100_000
         ("GET", "/v1/queues/mail/stream?visibility=x", None, 400, "visibility"),
     ],
 )
-def test_what_cannot_be_done_is_a_problem_that_says_why(
-    method: str, path: str, body: Any, status: int, told: str
+@played()
+async def test_what_cannot_be_done_is_a_problem_that_says_why(
+    api: Api, method: str, path: str, body: Any, status: int, told: str
 ) -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", "/v1/queues/mail")
-        got = await api.ask(method, path, body)
-        assert (got.status, got.headers["content-type"]) == (status, "application/problem+json")
-        problem = got.json
-        assert problem["status"] == status
-        assert told in problem["detail"]
-        page = (await api.ask("GET", problem["type"].partition("#")[0])).body.decode()
-        assert f"id='{problem['type'].partition('#')[2]}'" in page
-
-    play(story)
+    await api.done("PUT", "/v1/queues/mail")
+    got = await api.ask(method, path, body)
+    assert (got.status, got.headers["content-type"]) == (status, "application/problem+json")
+    problem = got.json
+    assert problem["status"] == status
+    assert told in problem["detail"]
+    page = (await api.ask("GET", problem["type"].partition("#")[0])).body.decode()
+    assert f"id='{problem['type'].partition('#')[2]}'" in page
 
 
 @pytest.mark.parametrize(
@@ -105,76 +103,68 @@ def test_what_cannot_be_done_is_a_problem_that_says_why(
         (b'{"body": "\\ud800"}', "is not JSON"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_a_400_that_says_why(body: bytes, told: str) -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", "/v1/queues/mail")
-        got = await api.ask("POST", PUT, body, {"content-type": "application/json"})
-        assert got.status == 400
-        assert told in got.json["detail"]
-        assert await api.done("GET", PUT) == {"messages": []}
-
-    play(story)
+@played()
+async def test_a_body_that_cannot_be_read_is_a_400_that_says_why(
+    api: Api, body: bytes, told: str
+) -> None:
+    await api.done("PUT", "/v1/queues/mail")
+    got = await api.ask("POST", PUT, body, {"content-type": "application/json"})
+    assert got.status == 400
+    assert told in got.json["detail"]
+    assert await api.done("GET", PUT) == {"messages": []}
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_a_body_of_another_type_is_refused(kind: str) -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", "/v1/queues/mail")
-        got = await api.ask("POST", PUT, b'{"body": "a"}', {"content-type": kind})
-        assert (got.status, "application/json" in got.json["detail"]) == (415, True)
-
-    play(story)
+@played()
+async def test_a_body_of_another_type_is_refused(api: Api, kind: str) -> None:
+    await api.done("PUT", "/v1/queues/mail")
+    got = await api.ask("POST", PUT, b'{"body": "a"}', {"content-type": kind})
+    assert (got.status, "application/json" in got.json["detail"]) == (415, True)
 
 
-def test_each_path_tells_its_methods_and_answers_head() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", "/v1/queues/mail")
-        got = await api.ask("OPTIONS", "/v1/queues/mail")
-        assert got.status == 204
-        assert got.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
-        got = await api.ask("HEAD", "/v1/queues/mail")
-        assert (got.status, got.body) == (200, b"")
-        got = await api.ask("HEAD", "/v1/queues/mail/stream")
-        assert (got.status, got.body) == (200, b"")
-        got = await api.ask("POST", "/v1/queues/mail")
-        assert (got.status, got.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS, PATCH, PUT")
-
-    play(story)
+@played()
+async def test_each_path_tells_its_methods_and_answers_head(api: Api) -> None:
+    await api.done("PUT", "/v1/queues/mail")
+    got = await api.ask("OPTIONS", "/v1/queues/mail")
+    assert got.status == 204
+    assert got.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PATCH, PUT"
+    got = await api.ask("HEAD", "/v1/queues/mail")
+    assert (got.status, got.body) == (200, b"")
+    got = await api.ask("HEAD", "/v1/queues/mail/stream")
+    assert (got.status, got.body) == (200, b"")
+    got = await api.ask("POST", "/v1/queues/mail")
+    assert (got.status, got.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS, PATCH, PUT")
 
 
-def test_below_a_prefix_everything_is_where_it_says() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", "/v1/queues/mail")
-        await api.done("PUT", "/v1/queues/mail/keys/a%2Fb%20c", {"body": "k"})
-        assert (await api.done("GET", "/v1/queues/mail/keys/a%2Fb%20c"))["key"] == "a/b c"
-        got = await api.ask("GET", "/v1/queues/none")
-        assert got.json["type"] == "/v1/my%20app/v1/reference#UnknownQueue"
-
-    play(story, root="/v1/my%20app")
+@played(root="/v1/my%20app")
+async def test_below_a_prefix_everything_is_where_it_says(api: Api) -> None:
+    await api.done("PUT", "/v1/queues/mail")
+    await api.done("PUT", "/v1/queues/mail/keys/a%2Fb%20c", {"body": "k"})
+    assert (await api.done("GET", "/v1/queues/mail/keys/a%2Fb%20c"))["key"] == "a/b c"
+    got = await api.ask("GET", "/v1/queues/none")
+    assert got.json["type"] == "/v1/my%20app/v1/reference#UnknownQueue"
 
 
-def test_the_description_has_every_route_and_every_type() -> None:
-    async def story(api: Api) -> None:
-        made = await api.done("GET", "/v1/openapi.json")
-        assert {
-            (method.upper(), path) for path, found in made["paths"].items() for method in found
-        } == {(route.method, route.path) for route in ROUTES}
-        operations = [one for found in made["paths"].values() for one in found.values()]
-        names = [one["operationId"] for one in operations]
-        assert len(set(names)) == len(names)
-        for one in operations:
-            assert "default" in one["responses"]
-            assert one["summary"]
-        schemas = made["components"]["schemas"]
-        for name in references(made):
-            assert name in schemas
-        for name, schema in schemas.items():
-            assert schema["description"], name
-            if name != "Settings":
-                for field, one in schema["properties"].items():
-                    assert one.get("description"), f"{name}.{field}"
-
-    play(story)
+@played()
+async def test_the_description_has_every_route_and_every_type(api: Api) -> None:
+    made = await api.done("GET", "/v1/openapi.json")
+    assert {
+        (method.upper(), path) for path, found in made["paths"].items() for method in found
+    } == {(route.method, route.path) for route in ROUTES}
+    operations = [one for found in made["paths"].values() for one in found.values()]
+    names = [one["operationId"] for one in operations]
+    assert len(set(names)) == len(names)
+    for one in operations:
+        assert "default" in one["responses"]
+        assert one["summary"]
+    schemas = made["components"]["schemas"]
+    for name in references(made):
+        assert name in schemas
+    for name, schema in schemas.items():
+        assert schema["description"], name
+        if name != "Settings":
+            for field, one in schema["properties"].items():
+                assert one.get("description"), f"{name}.{field}"
 
 
 def references(value: Any) -> Iterator[str]:
@@ -188,15 +178,15 @@ def references(value: Any) -> Iterator[str]:
             yield from references(one)
 
 
-def test_the_reference_has_every_route_and_every_problem_and_nothing_from_elsewhere() -> None:
-    async def story(api: Api) -> None:
-        got = await api.ask("GET", "/v1/reference")
-        assert got.headers["content-type"] == "text/html; charset=utf-8"
-        page = got.body.decode().replace("<wbr>", "")
-        for route in ROUTES:
-            assert f">{route.method} {route.path}<" in page
-        for name, status, _ in explained():
-            assert f"<tr id='{name}'><td>{status}<td>" in page
-        assert not re.search(r"https?:|<script|<link|<img", page)
-
-    play(story)
+@played()
+async def test_the_reference_has_every_route_and_every_problem_and_nothing_from_elsewhere(
+    api: Api,
+) -> None:
+    got = await api.ask("GET", "/v1/reference")
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    page = got.body.decode().replace("<wbr>", "")
+    for route in ROUTES:
+        assert f">{route.method} {route.path}<" in page
+    for name, status, _ in explained():
+        assert f"<tr id='{name}'><td>{status}<td>" in page
+    assert not re.search(r"https?:|<script|<link|<img", page)

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
 import pytest
-from callers import Api, play
+from callers import Api, on_stage, play, played
 
 import shardq
 from shardq.server import application
@@ -20,53 +20,49 @@ if TYPE_CHECKING:
     from shardq.server.app import Application
 
 
-def test_each_answer_has_an_id_and_that_of_sqs_its_name_there() -> None:
-    async def story(api: Api) -> None:
-        one, other = await api.ask("POST", "/"), await api.ask("GET", "/v1/nowhere")
-        assert one.headers["x-amzn-requestid"] == one.headers["x-request-id"]
-        assert "x-amzn-requestid" not in other.headers
-        assert one.headers["x-request-id"] != other.headers["x-request-id"]
-
-    play(story)
+@played()
+async def test_each_answer_has_an_id_and_that_of_sqs_its_name_there(api: Api) -> None:
+    one, other = await api.ask("POST", "/"), await api.ask("GET", "/v1/nowhere")
+    assert one.headers["x-amzn-requestid"] == one.headers["x-request-id"]
+    assert "x-amzn-requestid" not in other.headers
+    assert one.headers["x-request-id"] != other.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("path", ["/queues/livez", "/livez"])
-def test_it_is_mounted_into_another_application_that_tells_it_nothing(path: str) -> None:
-    async def story(api: Api) -> None:
-        # Servers and frameworks differ: in some the path begins with the prefix.
-        got = await api.ask("GET", path, root_path="/queues")
-        assert (got.status, got.body) == (200, b"ok\n")
-
-    play(story)
-
-
-def test_a_body_comes_in_parts_and_a_client_that_leaves_before_its_end_gets_nothing() -> None:
-    async def story(api: Api) -> None:
-        whole = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
-        whole.send(b"", has_more=True)
-        whole.send(b"}")
-        assert (await whole.next())["status"] == 404
-        await whole.ended()
-        left = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
-        await left.leave()
-        assert not left.is_answered
-
-    play(story)
-
-
-def test_an_error_that_nobody_foresaw_is_a_500_with_its_id_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
+@played()
+async def test_it_is_mounted_into_another_application_that_tells_it_nothing(
+    api: Api, path: str
 ) -> None:
-    async def story(api: Api) -> None:
-        # No thread takes calls any more.
-        await api.app.site.threads.close(lambda: None)
-        got = await api.ask("GET", "/readyz")
-        assert got.status == 500
-        [record] = [one for one in caplog.records if one.levelno >= logging.ERROR]
-        assert got.headers["x-request-id"] in record.getMessage()
-        assert record.exc_info
+    # Servers and frameworks differ: in some the path begins with the prefix.
+    got = await api.ask("GET", path, root_path="/queues")
+    assert (got.status, got.body) == (200, b"ok\n")
 
-    play(story)
+
+@played()
+async def test_a_body_comes_in_parts_and_a_client_that_leaves_before_its_end_gets_nothing(
+    api: Api,
+) -> None:
+    whole = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
+    whole.send(b"", has_more=True)
+    whole.send(b"}")
+    assert (await whole.next())["status"] == 404
+    await whole.ended()
+    left = api.begin("POST", "/v1/nowhere", b"{", has_more=True)
+    await left.leave()
+    assert not left.is_answered
+
+
+@played()
+async def test_an_error_that_nobody_foresaw_is_a_500_with_its_id_and_logged_once(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No thread takes calls any more.
+    await api.app.site.threads.close(lambda: None)
+    got = await api.ask("GET", "/readyz")
+    assert got.status == 500
+    [record] = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert got.headers["x-request-id"] in record.getMessage()
+    assert record.exc_info
 
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from callers import Api, play, staged
+from callers import Api, on_stage, play, played, staged
 
 from shardq import App
 from shardq.model import settings
@@ -19,130 +19,114 @@ if TYPE_CHECKING:
 MAIL = "/v1/queues/mail"
 
 
-def test_a_queue_is_made_brought_to_its_settings_and_dropped() -> None:
-    async def story(api: Api) -> None:
-        given = {"attempts": 3, "lanes": 4, "history": "7d", "keyed": True}
-        got = await api.ask("PUT", MAIL, given)
-        assert got.status == 201
-        assert got.json["settings"].keys() == settings.CHOICES.keys()
-        assert got.json["settings"].items() >= given.items()
-        got = await api.ask("PUT", MAIL, {"attempts": 4, "keyed": True, "history": "off"})
-        assert (got.status, got.json["settings"]["attempts"]) == (200, 4)
-        assert got.json["settings"]["history"] == "off"
-        assert (await api.done("PATCH", MAIL, {"lanes": "auto"}))["settings"]["lanes"] == "auto"
-        assert await api.done("GET", MAIL) == await api.done("PUT", MAIL)
-        # What an answer says of a queue can be given again.
-        await api.done("PUT", MAIL, (await api.done("GET", MAIL))["settings"])
-        await api.done("DELETE", MAIL)
-        assert (await api.ask("GET", MAIL)).status == 404
-        assert (await api.ask("PUT", MAIL)).status == 201
-
-    play(story)
+@played()
+async def test_a_queue_is_made_brought_to_its_settings_and_dropped(api: Api) -> None:
+    given = {"attempts": 3, "lanes": 4, "history": "7d", "keyed": True}
+    got = await api.ask("PUT", MAIL, given)
+    assert got.status == 201
+    assert got.json["settings"].keys() == settings.CHOICES.keys()
+    assert got.json["settings"].items() >= given.items()
+    got = await api.ask("PUT", MAIL, {"attempts": 4, "keyed": True, "history": "off"})
+    assert (got.status, got.json["settings"]["attempts"]) == (200, 4)
+    assert got.json["settings"]["history"] == "off"
+    assert (await api.done("PATCH", MAIL, {"lanes": "auto"}))["settings"]["lanes"] == "auto"
+    assert await api.done("GET", MAIL) == await api.done("PUT", MAIL)
+    # What an answer says of a queue can be given again.
+    await api.done("PUT", MAIL, (await api.done("GET", MAIL))["settings"])
+    await api.done("DELETE", MAIL)
+    assert (await api.ask("GET", MAIL)).status == 404
+    assert (await api.ask("PUT", MAIL)).status == 201
 
 
-def test_settings_of_a_queue_that_several_make_at_once_are_not_lost() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        other = stage.connect()
-        # Between the look whether there is one and the making.
-        act = partial(other.queue, "mail", attempts=7)
-        stage.faults.call("write_records queues", act, after=False)
-        got = await api.ask("PUT", MAIL, {"attempts": 3})
-        assert (got.status, got.json["settings"]["attempts"]) == (200, 3)
-        assert (await api.done("GET", MAIL))["settings"]["attempts"] == 3
-
-    staged(story)
-
-
-def test_queues_are_listed_by_prefix_a_page_at_a_time() -> None:
-    async def story(api: Api) -> None:
-        for name in ("shop.a", "shop.b", "shop.c", "post"):
-            await api.done("PUT", f"/v1/queues/{name}")
-        assert await api.done("GET", "/v1/queues") == {
-            "queues": ["post", "shop.a", "shop.b", "shop.c"]
-        }
-        page = await api.done("GET", "/v1/queues?prefix=shop.&limit=2")
-        assert page == {"queues": ["shop.a", "shop.b"], "next": "shop.b"}
-        page = await api.done("GET", f"/v1/queues?prefix=shop.&limit=2&after={page['next']}")
-        assert page == {"queues": ["shop.c"]}
-
-    play(story)
+@on_stage()
+async def test_settings_of_a_queue_that_several_make_at_once_are_not_lost(
+    stage: Stage, api: Api
+) -> None:
+    other = stage.connect()
+    # Between the look whether there is one and the making.
+    act = partial(other.queue, "mail", attempts=7)
+    stage.faults.call("write_records queues", act, after=False)
+    got = await api.ask("PUT", MAIL, {"attempts": 3})
+    assert (got.status, got.json["settings"]["attempts"]) == (200, 3)
+    assert (await api.done("GET", MAIL))["settings"]["attempts"] == 3
 
 
-def test_a_queue_is_paused_resumed_and_purged() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", MAIL)
-        assert (await api.done("POST", MAIL + "/pause"))["paused"]
-        await api.done("POST", MAIL + "/messages", {"body": "a"})
-        assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
-        assert not (await api.done("POST", MAIL + "/resume"))["paused"]
-        await api.done("POST", MAIL + "/purge")
-        assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
-
-    play(story)
+@played()
+async def test_queues_are_listed_by_prefix_a_page_at_a_time(api: Api) -> None:
+    for name in ("shop.a", "shop.b", "shop.c", "post"):
+        await api.done("PUT", f"/v1/queues/{name}")
+    assert await api.done("GET", "/v1/queues") == {"queues": ["post", "shop.a", "shop.b", "shop.c"]}
+    page = await api.done("GET", "/v1/queues?prefix=shop.&limit=2")
+    assert page == {"queues": ["shop.a", "shop.b"], "next": "shop.b"}
+    page = await api.done("GET", f"/v1/queues?prefix=shop.&limit=2&after={page['next']}")
+    assert page == {"queues": ["shop.c"]}
 
 
-def test_statistics_forecast_and_history_say_what_has_happened_and_will() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", MAIL, {"history": "1d"})
-        batch = [{"body": "a"}, {"body": "b"}, {"body": "c", "delay": "30m"}]
-        put = await api.done("POST", MAIL + "/messages", batch)
-        got = await api.done("POST", MAIL + "/receive", {"max": 1, "wait": "60s"})
-        await api.done("POST", MAIL + "/ack", {"receipts": [got["messages"][0]["receipt"]]})
-        counted = await api.done("GET", MAIL + "/statistics")
-        wanted = {"put": 3, "acked": 1, "ready": 1, "waiting": 1, "in_flight": 0, "dead": 0}
-        assert counted.items() >= wanted.items()
-        ahead = (await api.done("GET", MAIL + "/forecast?horizon=45m"))["minutes"]
-        assert sum(one["count"] for one in ahead[5:]) == 1
-        assert len(ahead) == 46
-        found = await api.done("GET", MAIL + "/history?limit=2")
-        assert (len(found["records"]), found["more"]) == (2, True)
-        [record] = (await api.done("GET", f"{MAIL}/history?message={put[0]['id']}"))["records"]
-        assert (record["fate"], record["attempt"]) == ("acked", 1)
-
-    play(story)
+@played()
+async def test_a_queue_is_paused_resumed_and_purged(api: Api) -> None:
+    await api.done("PUT", MAIL)
+    assert (await api.done("POST", MAIL + "/pause"))["paused"]
+    await api.done("POST", MAIL + "/messages", {"body": "a"})
+    assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
+    assert not (await api.done("POST", MAIL + "/resume"))["paused"]
+    await api.done("POST", MAIL + "/purge")
+    assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
 
 
-def test_a_schedule_is_made_changed_previewed_paused_run_and_removed() -> None:
-    async def story(api: Api) -> None:
-        await api.done("PUT", MAIL)
-        path = MAIL + "/schedules/every%20night"
-        given = {
-            "cron": "30 2 * * *",
-            "tz": "Europe/Berlin",
-            "json": {"kind": "report"},
-            "headers": {"a": "b"},
-            "missed": "skip",
-            "count": 5,
-        }
-        made = await api.done("PUT", path, given)
-        assert (made["name"], made["state"], made["count"]) == ("every night", "waiting", 5)
-        assert (made["body"], made["headers"]) == ('{"kind": "report"}', {"a": "b"})
-        assert await api.done("PUT", path, given) == made
-        assert (await api.ask("PUT", path, {**given, "count": 6})).status == 409
-        times = (await api.done("GET", path + "/preview?count=3&after=2030-06-01T00:00:00Z"))[
-            "times"
-        ]
-        assert [one["time"] for one in times] == [
-            f"2030-06-0{day}T02:30:00+02:00" for day in (1, 2, 3)
-        ]
-        assert times[0]["due"] == "2030-06-01T00:30:00.000Z"
-        changed = await api.done("PATCH", path, {"cron": "0 4 * * *", "body": "new"})
-        assert (changed["body"], changed["count"]) == ("new", 5)
-        assert (await api.done("POST", path + "/pause"))["state"] == "paused"
-        assert (await api.done("GET", path))["state"] == "paused"
-        assert (await api.done("POST", path + "/resume"))["state"] == "waiting"
-        await api.done("POST", path + "/run")
-        [found] = (await api.done("POST", MAIL + "/receive", {"wait": "60s"}))["messages"]
-        assert (found["body"], found["headers"]["schedule"]) == ("new", "every night")
-        await api.done("PUT", MAIL + "/schedules/a", {"every": "1h", "body": "a"})
-        page = await api.done("GET", MAIL + "/schedules?limit=1")
-        assert ([one["name"] for one in page["schedules"]], page["next"]) == (["a"], "a")
-        page = await api.done("GET", MAIL + "/schedules?after=a")
-        assert [one["name"] for one in page["schedules"]] == ["every night"]
-        await api.done("DELETE", path)
-        assert (await api.ask("GET", path)).status == 404
+@played()
+async def test_statistics_forecast_and_history_say_what_has_happened_and_will(api: Api) -> None:
+    await api.done("PUT", MAIL, {"history": "1d"})
+    batch = [{"body": "a"}, {"body": "b"}, {"body": "c", "delay": "30m"}]
+    put = await api.done("POST", MAIL + "/messages", batch)
+    got = await api.done("POST", MAIL + "/receive", {"max": 1, "wait": "60s"})
+    await api.done("POST", MAIL + "/ack", {"receipts": [got["messages"][0]["receipt"]]})
+    counted = await api.done("GET", MAIL + "/statistics")
+    wanted = {"put": 3, "acked": 1, "ready": 1, "waiting": 1, "in_flight": 0, "dead": 0}
+    assert counted.items() >= wanted.items()
+    ahead = (await api.done("GET", MAIL + "/forecast?horizon=45m"))["minutes"]
+    assert sum(one["count"] for one in ahead[5:]) == 1
+    assert len(ahead) == 46
+    found = await api.done("GET", MAIL + "/history?limit=2")
+    assert (len(found["records"]), found["more"]) == (2, True)
+    [record] = (await api.done("GET", f"{MAIL}/history?message={put[0]['id']}"))["records"]
+    assert (record["fate"], record["attempt"]) == ("acked", 1)
 
-    play(story)
+
+@played()
+async def test_a_schedule_is_made_changed_previewed_paused_run_and_removed(api: Api) -> None:
+    await api.done("PUT", MAIL)
+    path = MAIL + "/schedules/every%20night"
+    given = {
+        "cron": "30 2 * * *",
+        "tz": "Europe/Berlin",
+        "json": {"kind": "report"},
+        "headers": {"a": "b"},
+        "missed": "skip",
+        "count": 5,
+    }
+    made = await api.done("PUT", path, given)
+    assert (made["name"], made["state"], made["count"]) == ("every night", "waiting", 5)
+    assert (made["body"], made["headers"]) == ('{"kind": "report"}', {"a": "b"})
+    assert await api.done("PUT", path, given) == made
+    assert (await api.ask("PUT", path, {**given, "count": 6})).status == 409
+    times = (await api.done("GET", path + "/preview?count=3&after=2030-06-01T00:00:00Z"))["times"]
+    assert [one["time"] for one in times] == [f"2030-06-0{day}T02:30:00+02:00" for day in (1, 2, 3)]
+    assert times[0]["due"] == "2030-06-01T00:30:00.000Z"
+    changed = await api.done("PATCH", path, {"cron": "0 4 * * *", "body": "new"})
+    assert (changed["body"], changed["count"]) == ("new", 5)
+    assert (await api.done("POST", path + "/pause"))["state"] == "paused"
+    assert (await api.done("GET", path))["state"] == "paused"
+    assert (await api.done("POST", path + "/resume"))["state"] == "waiting"
+    await api.done("POST", path + "/run")
+    [found] = (await api.done("POST", MAIL + "/receive", {"wait": "60s"}))["messages"]
+    assert (found["body"], found["headers"]["schedule"]) == ("new", "every night")
+    await api.done("PUT", MAIL + "/schedules/a", {"every": "1h", "body": "a"})
+    page = await api.done("GET", MAIL + "/schedules?limit=1")
+    assert ([one["name"] for one in page["schedules"]], page["next"]) == (["a"], "a")
+    page = await api.done("GET", MAIL + "/schedules?after=a")
+    assert [one["name"] for one in page["schedules"]] == ["every night"]
+    await api.done("DELETE", path)
+    assert (await api.ask("GET", path)).status == 404
 
 
 def test_a_task_that_was_put_by_name_runs_in_a_python_worker_and_its_result_is_read(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import callers
 import pytest
-from callers import Api
+from callers import Api, as_test
 from hosted import hosted, sqs_at
 from msgspec.structs import replace
 from placed import Place, placed, timed_place
@@ -280,6 +280,11 @@ def staged(story: Callable[[Stage, Api], Awaitable[None]]) -> None:
     assert complaints == []
 
 
+def on_stage(test: Callable[..., Any]) -> Callable[..., None]:
+    """Make a test of a story, by `staged`."""
+    return as_test(test, staged, "stage", "api")
+
+
 async def start(api: Api, **more: Any) -> str:
     """Begin to move the dead messages into another queue; returns the task's handle."""
     target = {"SourceArn": f"{ARN}dead", "DestinationArn": f"{ARN}other"}
@@ -305,90 +310,82 @@ def depths(stage: Stage, *names: str) -> list[int]:
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize(("verb", "nth"), [("insert", 1), (RECORDS, 2)])
-def test_a_task_continues_when_a_store_that_stopped_is_back(
-    verb: str, nth: int, error: StoreError
+@on_stage
+async def test_a_task_continues_when_a_store_that_stopped_is_back(
+    stage: Stage, api: Api, verb: str, nth: int, error: StoreError
 ) -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        stage.faults.fail(verb, nth=nth, times=1_000, error=error)
-        await start(api)
-        await met(stage, verb, 2)
-        assert (await newest(api))["Status"] == "RUNNING"
-        stage.faults.heal()
-        assert (await ended_at(api))["Status"] == "COMPLETED"
-        assert depths(stage, "dead", "other") == [0, 3]
-
-    staged(story)
+    stage.faults.fail(verb, nth=nth, times=1_000, error=error)
+    await start(api)
+    await met(stage, verb, 2)
+    assert (await newest(api))["Status"] == "RUNNING"
+    stage.faults.heal()
+    assert (await ended_at(api))["Status"] == "COMPLETED"
+    assert depths(stage, "dead", "other") == [0, 3]
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_a_task_whose_record_was_written_without_an_answer_counts_nothing_twice(nth: int) -> None:
-    async def story(stage: Stage, api: Api) -> None:
+@on_stage
+async def test_a_task_whose_record_was_written_without_an_answer_counts_nothing_twice(
+    stage: Stage, api: Api, nth: int
+) -> None:
+    stage.faults.fail(RECORDS, nth=nth, applied=True)
+    await start(api)
+    task = await ended_at(api)
+    assert task["Status"] == "COMPLETED"
+    assert task["ApproximateNumberOfMessagesMoved"] == 3
+    assert depths(stage, "dead", "other") == [0, 3]
+
+
+@on_stage
+async def test_a_task_at_a_rate_counts_nothing_twice_when_answers_are_lost(
+    stage: Stage, api: Api
+) -> None:
+    for nth in (3, 5):
         stage.faults.fail(RECORDS, nth=nth, applied=True)
-        await start(api)
-        task = await ended_at(api)
-        assert task["Status"] == "COMPLETED"
-        assert task["ApproximateNumberOfMessagesMoved"] == 3
-        assert depths(stage, "dead", "other") == [0, 3]
-
-    staged(story)
+    await start(api, MaxNumberOfMessagesPerSecond=1)
+    assert (await ended_at(api))["ApproximateNumberOfMessagesMoved"] == 3
+    assert depths(stage, "dead", "other") == [0, 3]
 
 
-def test_a_task_at_a_rate_counts_nothing_twice_when_answers_are_lost() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        for nth in (3, 5):
-            stage.faults.fail(RECORDS, nth=nth, applied=True)
-        await start(api, MaxNumberOfMessagesPerSecond=1)
-        assert (await ended_at(api))["ApproximateNumberOfMessagesMoved"] == 3
-        assert depths(stage, "dead", "other") == [0, 3]
-
-    staged(story)
-
-
-def test_a_task_that_waits_for_its_store_can_be_cancelled() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        stage.faults.fail("insert", times=1_000)
-        handle = await start(api)
-        await met(stage, "insert", 1)
-        await api.sqs_done("CancelMessageMoveTask", TaskHandle=handle)
-        assert (await ended_at(api))["Status"] == "CANCELLED"
-        stage.faults.heal()
-        assert depths(stage, "dead", "other") == [3, 0]
-
-    staged(story)
+@on_stage
+async def test_a_task_that_waits_for_its_store_can_be_cancelled(stage: Stage, api: Api) -> None:
+    stage.faults.fail("insert", times=1_000)
+    handle = await start(api)
+    await met(stage, "insert", 1)
+    await api.sqs_done("CancelMessageMoveTask", TaskHandle=handle)
+    assert (await ended_at(api))["Status"] == "CANCELLED"
+    stage.faults.heal()
+    assert depths(stage, "dead", "other") == [3, 0]
 
 
-def test_a_server_that_leaves_does_not_wait_for_the_store_of_a_task() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        stage.faults.fail(RECORDS, nth=2, times=1_000)
-        await start(api)
-        await met(stage, RECORDS, 1)
-        await api.app.site.close()
-        while api.app.site.own(directory).movers:
-            await pause(0.01)
-        stage.faults.heal()
-        assert depths(stage, "dead", "other") == [3, 0]
-
-    staged(story)
-
-
-def test_a_store_that_refuses_a_move_fails_its_task() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        stage.faults.fail("insert", error=StoreRefused("never"))
-        await start(api)
-        task = await ended_at(api)
-        assert (task["Status"], task["FailureReason"]) == ("FAILED", "never")
-
-    staged(story)
+@on_stage
+async def test_a_server_that_leaves_does_not_wait_for_the_store_of_a_task(
+    stage: Stage, api: Api
+) -> None:
+    stage.faults.fail(RECORDS, nth=2, times=1_000)
+    await start(api)
+    await met(stage, RECORDS, 1)
+    await api.app.site.close()
+    while api.app.site.own(directory).movers:
+        await pause(0.01)
+    stage.faults.heal()
+    assert depths(stage, "dead", "other") == [3, 0]
 
 
-def test_a_task_ends_with_its_queue() -> None:
-    async def story(stage: Stage, api: Api) -> None:
-        await start(api, MaxNumberOfMessagesPerSecond=1)
-        await api.sqs_done("DeleteQueue", QueueUrl="dead")
-        while api.app.site.own(directory).movers:
-            await pause(0.01)
+@on_stage
+async def test_a_store_that_refuses_a_move_fails_its_task(stage: Stage, api: Api) -> None:
+    stage.faults.fail("insert", error=StoreRefused("never"))
+    await start(api)
+    task = await ended_at(api)
+    assert (task["Status"], task["FailureReason"]) == ("FAILED", "never")
 
-    staged(story)
+
+@on_stage
+async def test_a_task_ends_with_its_queue(stage: Stage, api: Api) -> None:
+    await start(api, MaxNumberOfMessagesPerSecond=1)
+    await api.sqs_done("DeleteQueue", QueueUrl="dead")
+    while api.app.site.own(directory).movers:
+        await pause(0.01)
 
 
 def test_a_task_moves_no_more_messages_than_there_were_at_its_start(sqs: Place) -> None:
