@@ -75,7 +75,7 @@ _KEPT_MS = 60_000
 """How long a group lane's lease is kept after its last row: the next row may arrive soon."""
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
-"""For this long after a caller another one is expected; then other members may take the lanes."""
+"""How long after a caller another one is expected. Then other members may take the lanes."""
 
 
 class Engine:

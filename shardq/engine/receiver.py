@@ -70,16 +70,16 @@ class QueueFirer(Protocol):
     """Fires the queue's schedules while there are callers."""
 
     def follow(self) -> None:
-        """Let it fire in a thread of its own until `stop`."""
+        """Fire in a thread of its own until `stop`."""
 
     def step(self) -> float:
-        """Fire what is due now; returns seconds until the next step is needed."""
+        """Fire the schedules that are due; returns seconds until the next step is needed."""
 
     def stop(self) -> None:
         """Ask for the end of its thread."""
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of its thread, at most so long."""
+        """Wait for the end of its thread, for some seconds at most."""
 
 
 class Receiver:
@@ -325,7 +325,7 @@ class Receiver:
             return engine is None or engine.take_in(noted)
 
     def wake(self) -> None:
-        """Have the next turn step at once, because such rows exist."""
+        """Have the next turn step at once, because a read for parts at rest has found rows."""
         engine = self._engine
         if engine is not None:
             engine.news.wake()
@@ -579,7 +579,7 @@ class Receiver:
         return self._engine
 
     def _add_to_stepper(self, seconds: float) -> None:
-        """Have the stepper take a turn of this receiver, in so many seconds at the latest."""
+        """Have the stepper take a turn of this receiver within some seconds."""
         if self._stepper is None:
             return
         try:

@@ -38,7 +38,7 @@ class Along(Protocol):
         """When it has something to do next, epoch milliseconds; None: never."""
 
     def hurry(self) -> None:
-        """Let its next step read what has changed."""
+        """Have its next step read the changes of schedules."""
 
 
 class Rest(Part):

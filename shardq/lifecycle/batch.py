@@ -158,10 +158,10 @@ class Chunk:
 
 
 def iterator_of(items: Iterable[Item]) -> Iterator[Item]:
-    """Iterates over what `put_many` was given.
+    """An iterator over the items of `put_many`.
 
     Raises:
-        UsageError: If that is no iterable, or one message.
+        UsageError: If they are not an iterable, or if a single message was given.
     """
     # Iterated, a body would give its letters, and a mapping its names.
     if not isinstance(items, (bytes, str, Mapping)):

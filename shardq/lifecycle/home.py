@@ -111,7 +111,7 @@ class Home:
             pool.shutdown(cancel_futures=True)
 
     def of_queue(self, register: Register) -> QueueHome:
-        """The home of a queue of the connection; what is counted there is stored at the close."""
+        """The home of a queue; its counts are stored when the connection is closed."""
         made = QueueHome(self, register)
         self.logs.append(made.stats)
         return made

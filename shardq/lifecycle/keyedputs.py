@@ -346,7 +346,7 @@ class KeyedPuts:
             self._give_way([one.asked for one in planned if one.placing.name in displaced])
 
     def _after_replacing(self, replaced: Sequence[tuple[Asked, Row | None]]) -> None:
-        """Record and repair rows that have replaced others, and tell the readers of those."""
+        """Record and repair rows that have replaced others, and tell the readers of the others."""
         rows = [asked.found for asked, _ in replaced if asked.found is not None]
         with begun("some of the messages are replaced"):
             self._settler.ledger.make_up(rows)

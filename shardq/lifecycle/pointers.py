@@ -57,7 +57,7 @@ class KeyPointers:
 def noted(
     moves: Sequence[RowMove], there: Mapping[Position, Row] | None = None
 ) -> Sequence[RowMove]:
-    """The same moves; each move of a row that is found by a note has one of its new place.
+    """Add notes of the new places to the moves of rows that are found by notes.
 
     Args:
         moves: Moves within a queue, or to its dead-letter queue.

@@ -137,7 +137,7 @@ class Receipts:
             self._ends.of(shards.pop() if is_apart else None).do(call)
 
     def _end_all(self, calls: Sequence[_EndCall]) -> None:
-        """End the deliveries of several callers; of two for one delivery the first in line does.
+        """End the deliveries of several callers. If two end one delivery, the first in line does.
 
         A repeat ends the rows that the first try has found, because these may be gone by now.
         """
@@ -375,7 +375,7 @@ class Receipts:
         return self._find(asked, CLAIM_MARGIN_MS, is_partial=False)[0]
 
     def unsettled(self, receipts: Iterable[str]) -> list[str]:
-        """The receipts, of these, whose deliveries have not ended: one read.
+        """The receipts whose deliveries have not ended, by one read.
 
         Raises:
             BadReceipt: If one is damaged or of another queue.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TracedProducer(Producer):
-    """A producer whose puts, where a span is current, have a span of their own."""
+    """A producer whose puts have spans of their own, if a span is current."""
 
     def __init__(self, *parts: Any, queue: str, traces: Traces) -> None:
         super().__init__(*parts)
@@ -46,7 +46,7 @@ class TracedProducer(Producer):
             return message
 
     def put_many(self, items: Iterable[Item], on_id: Callable[[str], object] | None = None) -> int:
-        """See `Producer.put_many`; one span for all of them."""
+        """See `Producer.put_many`; all puts have one span."""
         if not self._traces.is_within:
             return super().put_many(items, on_id)
         with self._traces.send(self._queue) as span:
@@ -55,7 +55,7 @@ class TracedProducer(Producer):
             return count
 
     def put_each(self, items: Iterable[Item]) -> list[Message | ShardqError]:
-        """See `Producer.put_each`; one span for all of them."""
+        """See `Producer.put_each`; all puts have one span."""
         if not self._traces.is_within:
             return super().put_each(items)
         with self._traces.send(self._queue) as span:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
 
 FAR_MAX = 5_000
-"""Most heads in memory that wait long; of further such groups only the place is kept."""
+"""The most heads in memory that wait long; for further ones only their places are kept."""
 _FAR_MS = 2_000
 """A head that waits longer is kept without its body, and without the rows behind it."""
 _LEFT_AFTER_US = 1_000_000
-"""The body of such a head, and the rows behind it, stay in memory for this long."""
+"""The body of a head that waits long, and the rows behind it, stay in memory for this long."""
 _DUE_MAX = 500
 
 

@@ -486,7 +486,7 @@ def _may_begin_ahead(one: Delivery) -> bool:
 
 
 def _by_name(starts: Iterable[Start]) -> list[Start]:
-    """The first start of each name: an answer could not tell two of one name apart."""
+    """The first start of each name: the answer of a write is by name."""
     firsts: dict[str, Start] = {}
     for start in starts:
         firsts.setdefault(start.name, start)

@@ -113,7 +113,7 @@ class Lease:
         lease.careful += 1
 
     def inherit(self, former: Lease) -> None:
-        """Take over the care that a former lease has left: our own that lapsed, or one foreseen."""
+        """Continue the count of care of a former lease: our own lapsed one, or one foreseen."""
         former._heir = self
         # The other member has handed out no row that came due since this was first taken.
         self.taken_ms = former.taken_ms or max(self.taken_ms, former.reach_ms)
