@@ -12,12 +12,20 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardq import Queue
+
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     """A SQLite in memory, and a clock that the test moves."""
     with Stage() as made:
         yield made
+
+
+@pytest.fixture
+def queue(stage: Stage) -> Queue:
+    """A queue of the stage, as it is unless settings are given."""
+    return stage.connect().queue("mail")
 
 
 @pytest.fixture

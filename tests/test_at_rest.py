@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from reading import reading, write
 
-from shardq import Consumer
+from shardq import Consumer, Queue
 from shardq.records.together import Together
 from shardq.stores.tables import MEMBERS, QUEUES
 from shardq.testing import Stage
@@ -56,8 +56,8 @@ def read(stage: Stage, consumer: Consumer) -> Together:
 
 def test_a_queue_at_rest_is_stepped_every_10_s_and_its_heartbeat_never_lapses(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     consumer, _ = reading(stage, queue)
     rest(stage, consumer, 200)
     reads, beats = stage._store.counters["reads"], stage._store.counters["batches"]
@@ -109,8 +109,7 @@ def test_a_step_for_a_new_caller_reads_at_rest_too(stage: Stage, is_awaited: boo
     assert engine.ready.has(1) == is_awaited
 
 
-def test_a_far_timer_in_a_lane_that_is_not_polled_fires_on_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_far_timer_in_a_lane_that_is_not_polled_fires_on_time(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue)
     rest(stage, consumer, 100)
     # Into a priority that nobody is known to use, as a producer might that was away for long.
@@ -123,8 +122,7 @@ def test_a_far_timer_in_a_lane_that_is_not_polled_fires_on_time(stage: Stage) ->
     assert max(seen.late_ms) < 60
 
 
-def test_new_settings_and_members_bring_about_a_step(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_new_settings_and_members_bring_about_a_step(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue)
     engine = consumer._engine
     rest(stage, consumer, 200)
@@ -145,8 +143,7 @@ def test_new_settings_and_members_bring_about_a_step(stage: Stage) -> None:
     assert engine.take_in(read(stage, consumer))
 
 
-def test_a_record_that_cannot_be_read_is_reported_by_a_step(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_record_that_cannot_be_read_is_reported_by_a_step(stage: Stage, queue: Queue) -> None:
     consumer, _ = reading(stage, queue)
     rest(stage, consumer, 200)
     record = stage._store.notes(QUEUES, (), ["mail"])["mail"]

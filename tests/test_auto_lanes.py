@@ -60,8 +60,7 @@ def test_lanes_rise_with_the_members_and_fall_ten_minutes_after_they_left(stage:
     assert lanes_of(queue) == (16, 8)
 
 
-def test_each_open_member_has_a_lane_of_every_band(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_each_open_member_has_a_lane_of_every_band(stage: Stage, queue: Queue) -> None:
     queue.put("x", priority=2)
     consumers = [consumer for consumer, _ in members(stage, 6)]
     stage.drive(*consumers, seconds=20, stride=0.05)
@@ -101,8 +100,7 @@ def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) 
         assert one.sharing._readers() == others
 
 
-def test_lanes_rise_with_the_puts_and_nothing_is_late_for_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_lanes_rise_with_the_puts_and_nothing_is_late_for_it(stage: Stage, queue: Queue) -> None:
     [(consumer, seen)] = members(stage, 1)
     rate = 0.0
     consumer._engine.lanes.auto._put_rate = lambda: rate
@@ -117,8 +115,7 @@ def test_lanes_rise_with_the_puts_and_nothing_is_late_for_it(stage: Stage) -> No
     assert max(seen.late_ms) < 120
 
 
-def test_a_consumer_knows_how_many_messages_are_put_a_second(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_consumer_knows_how_many_messages_are_put_a_second(stage: Stage, queue: Queue) -> None:
     consumer, _ = reading(stage, queue)
     upkeep = consumer._upkeep
     for _ in range(20):
@@ -145,9 +142,8 @@ def test_a_store_that_does_not_take_a_change_of_lanes_holds_up_no_message(stage:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_lost_while_lanes_rise_and_fall_under_old_and_new_processes(
-    stage: Stage, seed: int
+    stage: Stage, queue: Queue, seed: int
 ) -> None:
-    queue = stage.connect().queue("mail")
     producers = [stage.connect().queue("mail") for _ in range(3)]
     made = members(stage, 2)
     consumers = [consumer for consumer, _ in made]

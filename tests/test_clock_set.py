@@ -122,8 +122,7 @@ def test_what_was_put_before_is_as_early_as_the_clock_was_set_forward(stage: Sta
     assert "before" in seen.texts
 
 
-def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue, threads=1)
     queue.put_many([b"x"] * 3)
     consumer._engine.step()
@@ -408,8 +407,7 @@ def test_an_iterable_under_which_the_clock_is_set_back_is_stored_as_it_comes(sta
     assert queue._producer.put_many(bodies(), stored.append) == 3
 
 
-def test_totals_of_an_earlier_hour_are_not_written_over(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_totals_of_an_earlier_hour_are_not_written_over(stage: Stage, queue: Queue) -> None:
     for by in (3_600, -3_600, -3_600, 0):
         queue.put("x")
         stage.clock.advance(10)

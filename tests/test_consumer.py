@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from crashing import Crash, attempts_of, crash, run_until_crash
 
-from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
 from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
@@ -19,8 +19,7 @@ def fail(message: Message) -> None:
 # Outcomes -----------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_returns_finishes_its_message(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_handler_that_returns_finishes_its_message(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
@@ -156,8 +155,8 @@ def test_a_handler_can_bury_at_once_and_say_why(stage: Stage) -> None:
 
 def test_ctrl_c_in_a_turn_reaches_its_caller_and_the_message_comes_again_uncounted(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("a")
     interrupts = [KeyboardInterrupt()]
 
@@ -176,8 +175,7 @@ def test_ctrl_c_in_a_turn_reaches_its_caller_and_the_message_comes_again_uncount
     assert stage.is_empty(queue)
 
 
-def test_a_turn_that_ctrl_c_ended_leaves_its_message_to_others(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_turn_that_ctrl_c_ended_leaves_its_message_to_others(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     interrupted = Consumer(queue, crash)
     assert run_until_crash(stage, interrupted, seconds=5)

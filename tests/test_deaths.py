@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from crashing import crash, run_until_crash
 
-from shardq import Bury, Consumer, Message
+from shardq import Bury, Consumer, Message, Queue
 from shardq.engine.storing import deaths
 from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
@@ -381,8 +381,7 @@ def test_more_deaths_than_memory_is_for_are_counted_and_none_is_lost(
     assert sum("too many dead messages wait for on_dead" in text for text in caplog.messages) == 1
 
 
-def test_a_forked_child_has_on_dead_too(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_forked_child_has_on_dead_too(queue: Queue) -> None:
     consumer = Consumer(queue, fail, on_dead=bury)
     before = consumer._deaths
     consumer._begin_child()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from worlds import World, on_each_store
 
+from shardq import Queue
 from shardq.errors import BadSetting, QueueFull
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ def test_what_dies_or_comes_back_is_never_refused(stage: Stage) -> None:
         queue.put("d")
 
 
-def test_a_cap_that_cannot_be_is_refused(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_cap_that_cannot_be_is_refused(queue: Queue) -> None:
     for wrong in (0, -1, True, "many"):
         with pytest.raises(
             BadSetting, match="depth_max must be between 1 and 1000000000, or 'off'"

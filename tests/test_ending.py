@@ -195,9 +195,8 @@ def test_what_a_handler_raises_before_the_first_end_is_the_end(stage: Stage) -> 
 
 
 def test_what_a_handler_raises_after_the_end_is_passed_over_and_said_once(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("x")
 
     def fail(ending: Ending, _message: Message) -> None:
@@ -476,8 +475,7 @@ def test_what_an_error_comes_to_is_judged_by_the_consumer_s_own_rule(
     ]
 
 
-def test_a_delivery_is_held_by_its_handler_alone(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_delivery_is_held_by_its_handler_alone(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     same: list[bool] = []
 

@@ -216,8 +216,8 @@ def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage)
 
 def test_a_known_pause_holds_what_is_in_hand_although_no_heartbeat_comes_through(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     [(consumer, seen)] = members(stage, 1)
     queue.put("x", delay="4s")
     stage.drive(consumer, seconds=1)
@@ -336,8 +336,7 @@ def test_a_clock_that_goes_too_wrong_ends_a_consumer_rather_than_its_messages(
     assert other.depth(exact=True).total == 1
 
 
-def test_a_dropped_queue_ends_the_step(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_dropped_queue_ends_the_step(stage: Stage, queue: Queue) -> None:
     [(consumer, _)] = members(stage, 1)
     stage.drive(consumer, seconds=1)
     queue.drop()

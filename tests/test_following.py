@@ -287,8 +287,7 @@ def test_the_dead_that_was_followed_comes_back_only_under_a_free_name(either: St
     assert received(either, queue, 5) == ["first"]
 
 
-def test_a_message_says_for_what_it_waits(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_says_for_what_it_waits(stage: Stage, queue: Queue) -> None:
     runs(queue)
     debounce(queue, "second")
     assert received(stage, queue, 40) == []

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage, queue: Queue) -> None:
     numbers = list(range(200))
     random.Random(1).shuffle(numbers)
     for number in numbers:
@@ -34,9 +33,8 @@ def test_a_group_is_delivered_in_the_order_of_its_dues(stage: Stage) -> None:
 @pytest.mark.parametrize("keys", [(), (0,), (0, 1, 2)], ids=["", "some with keys", "all with keys"])
 @pytest.mark.parametrize("delays", [(), ("0s",), ("100ms",)], ids=["", "0 s", "100 ms"])
 def test_what_a_slow_iterator_gives_is_delivered_in_its_order(
-    stage: Stage, keys: tuple[int, ...], delays: tuple[str, ...]
+    stage: Stage, queue: Queue, keys: tuple[int, ...], delays: tuple[str, ...]
 ) -> None:
-    queue = stage.connect().queue("mail")
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     queue.put("first", group="g")
@@ -136,8 +134,7 @@ def test_what_is_put_while_the_head_waits_comes_after_it(stage: Stage, kind: typ
     assert seen.texts == ["head", "head", "0", "1", "2"]
 
 
-def test_a_buried_head_lets_its_group_go_on(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_buried_head_lets_its_group_go_on(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
 
     def fail(message: Message) -> None:
@@ -170,8 +167,7 @@ def test_priority_decides_between_heads(stage: Stage) -> None:
     assert all(text.startswith("first") for text in seen.texts[:4])
 
 
-def test_callers_of_receive_get_one_of_a_group_at_a_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_callers_of_receive_get_one_of_a_group_at_a_time(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
     [first] = queue.receive(5)
     assert queue.receive(5) == []
@@ -198,8 +194,7 @@ def test_a_claim_that_nobody_settles_comes_again_before_the_next(stage: Stage) -
     assert (again.text, again.attempt) == (first.text, 2)
 
 
-def test_an_ack_by_another_process_lets_the_group_go_on_at_once(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_ack_by_another_process_lets_the_group_go_on_at_once(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
     other = stage.connect().queue("mail")
     [first] = queue.receive(visibility="1h")
@@ -209,8 +204,7 @@ def test_an_ack_by_another_process_lets_the_group_go_on_at_once(stage: Stage) ->
     assert second.text == "1"
 
 
-def test_an_extended_claim_keeps_its_group(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_extended_claim_keeps_its_group(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
     [first] = queue.receive(visibility="5s")
     receipt = stage.connect().queue("mail").extend(first, "1m")
@@ -221,8 +215,7 @@ def test_an_extended_claim_keeps_its_group(stage: Stage) -> None:
     assert second.text == "1"
 
 
-def test_a_cancelled_message_that_waits_is_not_delivered(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_cancelled_message_that_waits_is_not_delivered(stage: Stage, queue: Queue) -> None:
     messages = [queue.put(f"{n}", group="g") for n in range(3)]
     [first] = queue.receive(visibility="1h")
     assert stage.connect().queue("mail").cancel(messages[1])
@@ -307,8 +300,7 @@ def test_a_head_left_in_a_listed_minute_is_found_by_the_next_owner(stage: Stage)
     assert seen.texts == ["0", "1", "2"]
 
 
-def test_a_group_goes_on_in_order_after_its_consumer_has_died(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_group_goes_on_in_order_after_its_consumer_has_died(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": f"g{n % 5}"} for n in range(100))
     seen = Recorder(stage.clock)
     dying = Consumer(queue, seen)
@@ -634,8 +626,7 @@ def texts_of(messages: list[Message]) -> list[str]:
     return [message.text for message in messages]
 
 
-def test_a_caller_gets_several_of_a_group_in_their_order(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_caller_gets_several_of_a_group_in_their_order(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(25))
     got: list[str] = []
     for _ in range(3):
@@ -649,8 +640,7 @@ def test_a_caller_gets_several_of_a_group_in_their_order(stage: Stage) -> None:
     assert (queue.totals().delivered, queue.totals().acked) == (25, 25)
 
 
-def test_groups_share_what_a_caller_takes_and_none_gives_more_than_asked_for(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_groups_share_what_a_caller_takes_and_none_gives_more_than_asked_for(queue: Queue) -> None:
     queue.put_many({"body": f"{g}{n}", "group": g} for n in range(5) for g in "abcdef")
     queue.put_many(["x", "y", "z"])
     first = queue.receive(7, per_group=3)
@@ -665,8 +655,7 @@ def test_groups_share_what_a_caller_takes_and_none_gives_more_than_asked_for(sta
     assert max(map(len, by_group.values())) == 3
 
 
-def test_what_comes_after_one_that_is_not_over_waits_for_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_comes_after_one_that_is_not_over_waits_for_it(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(6))
     zero, one, two = queue.receive(per_group=3, visibility="1m")
     # The second ends, and the first is tried again: the third is still its caller's.
@@ -699,8 +688,7 @@ def test_several_of_a_group_that_nobody_settles_come_again_in_their_order(stage:
     assert texts_of(queue.receive(per_group=3)) == ["3"]
 
 
-def test_several_of_a_group_are_ended_by_others_in_any_order(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_several_of_a_group_are_ended_by_others_in_any_order(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(6))
     messages = queue.receive(per_group=4, visibility="1h")
     other = stage.connect().queue("mail")
@@ -713,8 +701,7 @@ def test_several_of_a_group_are_ended_by_others_in_any_order(stage: Stage) -> No
     assert texts_of(queue.receive(per_group=4)) == ["4", "5"]
 
 
-def test_one_with_a_key_begins_no_sooner_than_as_a_head(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_one_with_a_key_begins_no_sooner_than_as_a_head(stage: Stage, queue: Queue) -> None:
     for n in range(4):
         queue.put(f"{n}", group="g", key="k" if n == 2 else None)
         stage.clock.advance(0.01)
@@ -771,9 +758,8 @@ def test_what_was_claimed_of_a_group_is_held_by_its_next_owner_too(stage: Stage)
 
 @pytest.mark.parametrize("is_taken_over", [False, True], ids=["same owner", "next owner"])
 def test_what_was_stored_late_waits_for_those_of_its_group_that_are_at_a_caller(
-    stage: Stage, *, is_taken_over: bool
+    stage: Stage, queue: Queue, *, is_taken_over: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     stage.clock.advance(10)
     queue.put_many({"body": text, "group": "g"} for text in ("1", "2", "3"))
     one, two = queue.receive(per_group=2, visibility="1m")

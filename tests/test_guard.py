@@ -38,9 +38,8 @@ class _With:
 
 
 def test_each_look_begins_where_the_last_one_ended(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = stage.connect().queue("mail")
     guard = Guard(queue._home)
     [first] = read_by(guard, queue, monkeypatch)
     assert first.until_ms - first.after_ms == 29_000
@@ -78,8 +77,7 @@ def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> No
     assert len(guard.left_alone(ranks)) == 1
 
 
-def test_who_is_further_back_in_line_looks_more_rarely(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_who_is_further_back_in_line_looks_more_rarely(stage: Stage, queue: Queue) -> None:
     guard = Guard(queue._home)
     looked = []
     for _ in range(9):

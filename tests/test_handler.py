@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 
 import pytest
 
-from shardq import Bury, Consumer, Message, Retry, Snooze
+from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
 from shardq.engine.handing.handler import check_function, undone
 from shardq.errors import BadSetting
 from shardq.testing import Recorder, Stage
@@ -78,9 +78,8 @@ class AsyncLetters:
     ],
 )
 def test_a_handler_that_would_not_run_is_refused_at_once(
-    stage: Stage, handler: Callable[[Message], object], said: str
+    stage: Stage, queue: Queue, handler: Callable[[Message], object], said: str
 ) -> None:
-    queue = stage.connect().queue("mail")
     with pytest.raises(BadSetting, match=rf"^handler .*{said}"):
         Consumer(queue, handler)
     with pytest.raises(BadSetting, match=rf"^act .*{said}"):
@@ -207,8 +206,7 @@ def test_the_future_that_a_handler_returns_is_waited_for_and_may_fail(stage: Sta
     assert [record.fate for record in queue.history()] == ["acked"]
 
 
-def test_so_is_the_result_of_a_multiprocessing_pool(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_so_is_the_result_of_a_multiprocessing_pool(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     with ThreadPool(1) as pool:
         seen = Recorder(stage.clock, lambda message: pool.apply_async(fails_first, (message,)))
@@ -225,8 +223,7 @@ def test_a_future_of_what_has_not_run_fails_as_that_does(stage: Stage) -> None:
     assert "the coroutine handle" in dead.headers["shardq-reason"]
 
 
-def test_a_snooze_within_a_future_spends_no_attempt(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_snooze_within_a_future_spends_no_attempt(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     snoozed: Future[None] = Future()
     snoozed.set_exception(Snooze("5s"))

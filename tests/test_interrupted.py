@@ -59,9 +59,8 @@ def test_all_that_an_iterable_yielded_before_it_raised_is_stored_and_counted(wor
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, StoreTimeout, GeneratorExit])
 def test_whatever_ends_the_iterable_comes_out_as_it_is(
-    stage: Stage, kind: type[BaseException], *, ids: bool
+    queue: Queue, kind: type[BaseException], *, ids: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     error = kind("no more")
     with pytest.raises(kind) as caught:
         queue.put_many(items_until(error, 10), ids=ids)
@@ -86,8 +85,7 @@ class Unreadable:
         raise LookupError("not now")
 
 
-def test_an_error_of_the_users_own_in_an_item_ends_like_one_of_the_iterable(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_error_of_the_users_own_in_an_item_ends_like_one_of_the_iterable(queue: Queue) -> None:
     items = [b"0", b"1", Unreadable()]
     with pytest.raises(LookupError) as caught:
         queue.put_many(items)
@@ -102,9 +100,8 @@ def interrupt() -> None:
 @pytest.mark.parametrize("verb", ["insert", "record"])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_in_the_store_leaves_books_that_balance(
-    stage: Stage, verb: str, *, after: bool
+    stage: Stage, queue: Queue, verb: str, *, after: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     stage.faults.call(verb, interrupt, after=after)
     with pytest.raises(KeyboardInterrupt) as caught:
         queue.put_many(str(n).encode() for n in range(READ))
@@ -115,8 +112,8 @@ def test_an_interrupt_in_the_store_leaves_books_that_balance(
 
 def test_a_store_that_fails_midway_says_what_came_before_and_carries_the_rest(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
 
     def items() -> Iterator[bytes]:
         for n in range(10):
@@ -134,8 +131,7 @@ def test_a_store_that_fails_midway_says_what_came_before_and_carries_the_rest(
     check_books(queue, 10)
 
 
-def test_a_full_disk_says_what_was_being_put(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_full_disk_says_what_was_being_put(stage: Stage, queue: Queue) -> None:
     stage.faults.fail("insert", applied=True, error=StoreFull("the disk is full"))
     with pytest.raises(StoreFull) as caught:
         queue.put_many([b"0", b"1"])
@@ -170,8 +166,7 @@ def test_a_queue_that_is_dropped_meanwhile_says_what_was_put_before(stage: Stage
     assert caught.value.__notes__ == ["7 messages before it were put."]
 
 
-def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage, queue: Queue) -> None:
     for n in range(3):
         queue.bury(queue.put(str(n)))
         # So that each is in a shard of its own, and read by itself.
@@ -195,8 +190,7 @@ def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage) -> Non
     ]
 
 
-def test_a_visit_counts_what_it_purges(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_visit_counts_what_it_purges(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": b"x", "delay": "10d"} for _ in range(5))
     stage.clock.advance(1)
     queue.purge()

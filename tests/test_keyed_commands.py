@@ -89,8 +89,8 @@ def test_many_are_cancelled_and_moved_in_one_call_with_an_answer_for_each(world:
 
 def test_a_message_without_a_key_is_moved_to_the_very_due_within_a_millisecond_too(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     put = queue.put("x", delay="1h")
     stage.clock.advance(0.000_4)
     due = put.due + timedelta(hours=1)
@@ -98,8 +98,7 @@ def test_a_message_without_a_key_is_moved_to_the_very_due_within_a_millisecond_t
     assert [one.due for one in queue.peek()] == [due]
 
 
-def test_of_many_those_that_run_are_left_and_a_wrong_call_changes_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_of_many_those_that_run_are_left_and_a_wrong_call_changes_nothing(queue: Queue) -> None:
     sent = [queue.put("x", id=f"id-{n}", key="k" if n else None) for n in range(2)]
     queue.receive(2)
     ids = [one.id for one in sent]
@@ -507,8 +506,7 @@ def test_a_name_that_is_held_stays_so_after_a_cancel_and_names_nothing(world: Wo
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", 7, "x" * 257, b"order-7"])
-def test_what_can_be_no_key_is_refused(stage: Stage, key: str) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_can_be_no_key_is_refused(queue: Queue, key: str) -> None:
     for command in (
         lambda: queue.get(key),
         lambda: queue.cancel(key=key),
@@ -522,9 +520,8 @@ def test_what_can_be_no_key_is_refused(stage: Stage, key: str) -> None:
 
 
 def test_what_says_too_much_or_too_little_is_refused_before_anything_is_written(
-    stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     sent = queue.put("x", key="order-7", delay="1h")
     refused: list[Callable[[], object]] = [
         lambda: queue.move("order-7"),
@@ -573,9 +570,8 @@ def behind_a_head(stage: Stage, queue: Queue) -> None:
     "end", [lambda q: q.cancel(key="head"), lambda q: q.move("head", delay="2h")]
 )
 def test_a_head_that_is_cancelled_or_moved_lets_its_group_go_on(
-    stage: Stage, end: Callable[[Queue], Answer]
+    stage: Stage, queue: Queue, end: Callable[[Queue], Answer]
 ) -> None:
-    queue = stage.connect().queue("mail")
     behind_a_head(stage, queue)
     assert queue.receive(10, "30s") == []
     assert end(queue) is Answer.DONE
@@ -586,8 +582,7 @@ def test_a_head_that_is_cancelled_or_moved_lets_its_group_go_on(
     assert message.text == "third"
 
 
-def test_a_head_that_is_edited_keeps_its_group_waiting(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_head_that_is_edited_keeps_its_group_waiting(stage: Stage, queue: Queue) -> None:
     behind_a_head(stage, queue)
     assert queue.edit("head", body="changed")
     assert queue.edit("second", body="second too")
@@ -603,8 +598,8 @@ def test_a_head_that_is_edited_keeps_its_group_waiting(stage: Stage) -> None:
 
 def test_one_of_a_group_that_is_moved_is_delivered_in_the_order_of_its_new_due(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     for number, key in enumerate("abc"):
         queue.put(key, key=key, delay=f"{number + 1}m", group="g")
     assert queue.move("a", delay="150s")
@@ -617,8 +612,7 @@ def test_one_of_a_group_that_is_moved_is_delivered_in_the_order_of_its_new_due(
     assert told == ["b", "a", "c"]
 
 
-def test_totals_and_history_count_a_cancel_once(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_totals_and_history_count_a_cancel_once(stage: Stage, queue: Queue) -> None:
     sent = [queue.put("x", key=f"order-{number}", delay="1h") for number in range(4)]
     assert queue.cancel(key="order-0")
     assert queue.cancel(key="order-0") is Answer.NOT_THERE
@@ -638,9 +632,8 @@ def test_totals_and_history_count_a_cancel_once(stage: Stage) -> None:
 
 @pytest.mark.parametrize("by", ["move", "edit", "replace"])
 def test_the_history_has_the_put_of_a_message_that_was_changed_as_it_was_first_due(
-    stage: Stage, by: str
+    stage: Stage, queue: Queue, by: str
 ) -> None:
-    queue = stage.connect().queue("mail")
     whole = queue.put("a", key="whole", delay="1h")
     # Its process crashes before it has recorded the put.
     stage.faults.fail("record")

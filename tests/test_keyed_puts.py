@@ -184,8 +184,7 @@ def test_the_first_of_debounced_puts_waits_no_longer_than_max_wait_either(either
     assert standing(queue, "l").row.due_ms == pytest.approx(began_ms + 20_000, abs=1)  # type: ignore[union-attr]
 
 
-def test_a_debounce_without_max_wait_is_pushed_out_for_ever(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_debounce_without_max_wait_is_pushed_out_for_ever(stage: Stage, queue: Queue) -> None:
     for _ in range(20):
         queue.put("x", key="k", delay="60s", on_conflict="debounce")
         stage.clock.advance(59)
@@ -220,9 +219,8 @@ def test_a_debounce_without_max_wait_is_pushed_out_for_ever(stage: Stage) -> Non
     ],
 )
 def test_options_that_contradict_are_refused_in_one_sentence(
-    stage: Stage, given: dict[str, Any], error: type[Exception], text: str
+    queue: Queue, given: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    queue = stage.connect().queue("mail")
     with pytest.raises(error, match=text) as raised:
         queue.put("x", **given)
     assert ". " not in str(raised.value).replace("...", "")
@@ -232,8 +230,7 @@ def test_options_that_contradict_are_refused_in_one_sentence(
     assert not queue.settings.keyed
 
 
-def test_a_message_is_put_again_under_its_own_key_alone(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_is_put_again_under_its_own_key_alone(queue: Queue) -> None:
     message = queue.put("x", key="k")
     with pytest.raises(UsageError, match="put its body to give it a key"):
         queue.put(message, key="other")
@@ -241,8 +238,7 @@ def test_a_message_is_put_again_under_its_own_key_alone(stage: Stage) -> None:
         queue.put(message, on_conflict="replace")
 
 
-def test_nothing_is_put_under_a_key_among_the_dead(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_nothing_is_put_under_a_key_among_the_dead(queue: Queue) -> None:
     with pytest.raises(UsageError, match="put into 'mail'"):
         queue.dead.put("x", key="k")
 
@@ -675,7 +671,6 @@ def test_of_many_puts_of_one_key_by_four_processes_one_is_a_message(
         assert db.queue(name).totals().put == 1
 
 
-def test_a_key_is_stored_as_every_release_reads_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_key_is_stored_as_every_release_reads_it(queue: Queue) -> None:
     row = queue.put("x", key="order:7", unique_for="1h")._row
     assert row.key == MessageKey("order:7", 1, 3_600_000).text() == "1:3600000:order:7"

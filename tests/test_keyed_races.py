@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def test_a_message_that_begins_as_it_is_looked_at_is_not_cancelled_moved_or_edited(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     for number, command in enumerate(COMMANDS):
         queue.put(f"{number}", key="order-7", delay="1h")
         # After its key is looked up: the rows are read next.
@@ -40,8 +40,8 @@ def begin_once(queue: Queue) -> None:
 
 def test_one_that_is_shared_or_retried_as_it_is_moved_goes_to_its_new_place_alone(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     sent = queue.put("x", key="order-7", delay="1h")
     stage.faults.call("find", lambda: step(queue, sent._row, 5_000))
     assert queue.move("order-7", delay="2h")
@@ -246,8 +246,7 @@ def test_a_slow_move_that_was_given_up_says_what_stands(slow: Stage) -> None:
     assert may_begin(queue, row)
 
 
-def test_a_cancel_is_done_though_its_row_cannot_be_deleted(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_cancel_is_done_though_its_row_cannot_be_deleted(stage: Stage, queue: Queue) -> None:
     sent = queue.put("x", key="order-7", delay="1h")
     stage.faults.fail("delete")
     assert queue.cancel(key="order-7") is Answer.DONE
@@ -298,8 +297,7 @@ def test_a_cancel_that_has_removed_a_dead_message_and_fails_then_is_maybe_done(
     assert left(queue.dead) == []
 
 
-def test_a_cancel_that_the_store_may_have_applied_says_so(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_cancel_that_the_store_may_have_applied_says_so(stage: Stage, queue: Queue) -> None:
     queue.put("x", key="order-7", delay="1h")
     stage.faults.fail("write_records keys", applied=True)
     with pytest.raises(errors.StoreTimeout):
@@ -313,8 +311,8 @@ def test_a_cancel_that_the_store_may_have_applied_says_so(stage: Stage) -> None:
 
 def test_what_a_consumer_has_read_ahead_is_cancelled_moved_and_edited_all_the_same(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     for n in range(30):
         queue.put(f"{n}", key=f"order-{n}", delay="1500ms")
     recorder = Recorder(stage.clock)

@@ -90,8 +90,7 @@ def test_headers_to_a_mebibyte_travel_through_every_move(world: World) -> None:
         queue.put_many(["fits", {"body": "x" * (1 << 20), "headers": headers}])
 
 
-def test_an_edit_by_key_keeps_to_the_bound_of_both(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_edit_by_key_keeps_to_the_bound_of_both(queue: Queue) -> None:
     queue.put("x" * (1 << 20), key="k", delay="1h")
     with pytest.raises(BadBody, match="is larger than 1,064,960"):
         queue.edit("k", headers={"a": "x" * 20_000})
@@ -263,8 +262,7 @@ def test_a_retry_without_a_reason_says_so_and_when(stage: Stage) -> None:
     assert found.last_error_at > before.last_error_at
 
 
-def test_a_reason_that_is_no_text_is_refused_before_anything_is_done(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_reason_that_is_no_text_is_refused_before_anything_is_done(queue: Queue) -> None:
     queue.put("x")
     [message] = queue.receive()
     with pytest.raises(UsageError, match="reason must be text, not int"):
@@ -370,8 +368,8 @@ def test_damaged_headers_keep_no_consumer_from_the_other_messages(
 
 def test_a_message_with_damaged_headers_can_be_retried_and_buried_by_its_receipt(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     damaged(queue)
     [message] = queue.receive()
     queue.retry(message, "0s", reason="refused")

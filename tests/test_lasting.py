@@ -87,8 +87,7 @@ def test_the_second_of_two_acks_of_a_message_succeeds_and_counts_nothing(world: 
         queue.ack(second)
 
 
-def test_without_the_option_a_receipt_is_stale_once_its_message_has_moved(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_without_the_option_a_receipt_is_stale_once_its_message_has_moved(queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
     [second] = again(queue)
@@ -129,8 +128,7 @@ def test_nothing_but_a_receipt_of_the_queue_ends_a_message(stage: Stage) -> None
     assert (stage.is_empty(queue), stage.is_empty(other)) == (True, False)
 
 
-def test_a_plain_message_writes_no_note(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_plain_message_writes_no_note(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     [message] = queue.receive(visibility="5s", wait="1s")
     before = stage._store.counters["batches"]
@@ -164,8 +162,7 @@ def test_a_message_that_died_has_ended(stage: Stage, history: str, key: str | No
     assert put_back.first_received > message.first_received
 
 
-def test_a_consumer_that_has_the_message_by_then_drops_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_consumer_that_has_the_message_by_then_drops_it(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
 
@@ -180,8 +177,7 @@ def test_a_consumer_that_has_the_message_by_then_drops_it(stage: Stage) -> None:
     assert (recorder.messages, notes(queue)) == ([], 0)
 
 
-def test_what_a_consumer_ends_has_ended(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_a_consumer_ends_has_ended(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
     queue.extend(message, "5s")
@@ -206,8 +202,7 @@ def test_a_message_of_a_group_ends_where_it_is(world: World) -> None:
     assert queue.peek() == []
 
 
-def test_a_grouped_message_that_is_moved_forward_is_followed(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_grouped_message_that_is_moved_forward_is_followed(stage: Stage, queue: Queue) -> None:
     sent = queue.put("x", group="g", delay="1s")
     message = received(queue)
     queue.retry(message, "2h")
@@ -216,8 +211,7 @@ def test_a_grouped_message_that_is_moved_forward_is_followed(stage: Stage) -> No
     assert stage.is_empty(queue)
 
 
-def test_what_is_changed_by_its_key_since_is_another_message(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_is_changed_by_its_key_since_is_another_message(queue: Queue) -> None:
     queue.put("x", key="order-7")
     message = received(queue)
     queue.retry(message, "1h")
@@ -248,8 +242,7 @@ def test_a_lasting_receipt_extends_the_delivery_that_is_under_way(world: World) 
             queue.extend(stale, redelivered=True)
 
 
-def test_what_waits_is_not_extended(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_waits_is_not_extended(queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
     queue.retry(message, "1h")
@@ -257,8 +250,7 @@ def test_what_waits_is_not_extended(stage: Stage) -> None:
         queue.extend(message, redelivered=True)
 
 
-def test_check_all_keeps_the_notes_that_receipts_lead_to(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_check_all_keeps_the_notes_that_receipts_lead_to(queue: Queue) -> None:
     queue.put("k", key="k", delay="1h")
     queue.put("x")
     message = received(queue)
@@ -268,8 +260,7 @@ def test_check_all_keeps_the_notes_that_receipts_lead_to(stage: Stage) -> None:
     assert [left.text for left in queue.peek()] == ["k"]
 
 
-def test_a_message_that_moves_on_between_two_reads_is_found(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_that_moves_on_between_two_reads_is_found(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
     receipt = queue.extend(message, "1h")
@@ -312,8 +303,7 @@ def test_the_time_of_the_first_receive_is_kept(world: World, group: str | None) 
     queue.ack(third)
 
 
-def test_a_consumer_sees_the_time_and_writes_none(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_consumer_sees_the_time_and_writes_none(stage: Stage, queue: Queue) -> None:
     queue.put("received")
     message = received(queue)
     queue.retry(message, "1s")
@@ -339,8 +329,7 @@ def test_extending_to_now_keeps_the_attempt(stage: Stage, group: str | None) -> 
     assert [dead.id for dead in queue.dead.peek()] == [first.id]
 
 
-def test_a_delivery_of_a_second_can_be_acked_to_its_end(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_delivery_of_a_second_can_be_acked_to_its_end(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     [message] = queue.receive(visibility="1s", wait="1s")
     stage.clock.advance(0.99)
@@ -351,9 +340,8 @@ def test_a_delivery_of_a_second_can_be_acked_to_its_end(stage: Stage) -> None:
 @pytest.mark.parametrize("verb", ["delete", "erase places"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_an_ack_that_failed_succeeds_only_once_its_message_has_ended(
-    stage: Stage, verb: str, applied: bool
+    stage: Stage, queue: Queue, verb: str, applied: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("x")
     message = received(queue)
     queue.extend(message, "1h")
@@ -364,8 +352,7 @@ def test_an_ack_that_failed_succeeds_only_once_its_message_has_ended(
     assert (stage.is_empty(queue), notes(queue)) == (True, 0)
 
 
-def test_check_all_erases_a_note_whose_message_has_ended(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_check_all_erases_a_note_whose_message_has_ended(stage: Stage, queue: Queue) -> None:
     queue.put_many(["ends", "lives"])
     ends, lives = queue.receive(wait="1s", lasting=True)
     receipt = queue.extend(ends, "1h")
@@ -380,8 +367,7 @@ def test_check_all_erases_a_note_whose_message_has_ended(stage: Stage) -> None:
     assert stage.is_empty(queue)
 
 
-def test_a_store_that_fails_has_ended_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_store_that_fails_has_ended_nothing(stage: Stage, queue: Queue) -> None:
     queue.put("x")
     message = received(queue)
     queue.extend(message, "1h")

@@ -136,8 +136,7 @@ def test_a_group_waits_for_its_lane_and_stays_in_order_while_its_member_leaves(
         assert texts == [f"{group}:{n}" for n in range(8)]
 
 
-def test_a_member_without_others_leaves_at_once(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_member_without_others_leaves_at_once(stage: Stage, queue: Queue) -> None:
     (one, _), (two, _) = member(stage, "one"), member(stage, "two")
     stage.drive(one, seconds=1)
     assert not one._engine.is_relied_on

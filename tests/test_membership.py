@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardq import Queue
 from shardq.errors import StoreUnavailable
 from shardq.records.membership import (
     BEAT_MS,
@@ -160,9 +161,8 @@ def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stag
     ],
 )
 def test_a_heartbeat_that_cannot_be_read_is_passed_over(
-    stage: Stage, text: str, caplog: pytest.LogCaptureFixture
+    stage: Stage, queue: Queue, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = stage.connect().queue("mail")
     one, other = member(stage, "one"), member(stage, "other")
     other.beat(Heartbeat, demand=True)
     stage._store.note(MEMBERS, ("mail",), {"damaged": text}, 10_000)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import shardq
+from shardq import Queue
 from shardq.errors import UnknownQueue
 from shardq.model.times import iso
 from shardq.observer import Observer, open_shards
@@ -172,8 +173,8 @@ def test_the_first_look_tells_the_rates_since_the_last_minute_began(stage: Stage
 
 def test_the_first_look_at_a_young_queue_tells_the_rates_since_it_was_made(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put_many([b"x"] * 60)
     queue.close()
     stage.clock.advance(5)

@@ -52,8 +52,7 @@ def test_names_of_messages_that_are_not_there_are_freed_and_all_others_kept(stag
     assert queue.dead.check_all().freed == 0
 
 
-def test_a_name_whose_row_is_about_to_be_written_is_kept(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_name_whose_row_is_about_to_be_written_is_kept(stage: Stage, queue: Queue) -> None:
     message = queue.put("x", key="k", delay="1h")
     stage._store.delete([message._row.position])
     is_over_at_once = not stage._store.write_timeout_ms
@@ -83,8 +82,7 @@ def test_notes_that_nothing_leads_to_are_erased_and_all_others_kept(stage: Stage
         assert standing(queue, key).state is is_there
 
 
-def test_a_message_that_ends_leaves_neither_name_nor_note(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_that_ends_leaves_neither_name_nor_note(queue: Queue) -> None:
     queue.put("x", key="k")
     for _ in range(3):
         [taken] = queue.receive()
@@ -97,8 +95,7 @@ def test_a_message_that_ends_leaves_neither_name_nor_note(stage: Stage) -> None:
     assert (names(queue), notes(queue)) == (0, 0)
 
 
-def test_a_bucket_that_cannot_be_read_is_left_for_another_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_bucket_that_cannot_be_read_is_left_for_another_time(stage: Stage, queue: Queue) -> None:
     for n in range(100):
         message = queue.put("x", key=f"k-{n}", delay="1h")
         stage._store.delete([message._row.position])

@@ -260,8 +260,7 @@ def test_acks_that_failed_and_whose_leases_have_all_lapsed_look_first(stage: Sta
     assert set(seen.texts) == {"a"}
 
 
-def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from shardq import Consumer
+from shardq import Consumer, Queue
 from shardq.errors import (
     BadBody,
     BadName,
@@ -25,8 +25,7 @@ from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
 
-def test_a_message_lies_in_the_shard_of_its_due(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_lies_in_the_shard_of_its_due(stage: Stage, queue: Queue) -> None:
     now_ms = stage.clock.now_ms()
     for options, due_ms in (
         ({}, now_ms),
@@ -49,8 +48,7 @@ def test_nothing_is_placed_in_the_past_and_the_asked_due_is_kept(stage: Stage) -
     assert message.first_due == asked
 
 
-def test_a_due_is_rounded_up_to_the_millisecond(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_due_is_rounded_up_to_the_millisecond(stage: Stage, queue: Queue) -> None:
     stage.clock.advance(0.000001)
     now_us = stage.clock.now_us()
     assert queue.put("x").due_ms == now_us // 1_000 + 1
@@ -58,8 +56,7 @@ def test_a_due_is_rounded_up_to_the_millisecond(stage: Stage) -> None:
     assert {message.due_ms for message in queue.peek()} == {now_us // 1_000 + 1}
 
 
-def test_the_birth_of_a_row_is_the_moment_of_its_writing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_the_birth_of_a_row_is_the_moment_of_its_writing(stage: Stage, queue: Queue) -> None:
     now_us = stage.clock.now_us()
     message = queue.put("x", delay="300d")
     assert now_us <= birth_us(message._row.id) < now_us + 1_000
@@ -85,9 +82,8 @@ def test_a_batch_goes_to_every_lane_in_pieces_that_grow_to_a_hundred(stage: Stag
 
 @pytest.mark.parametrize("delays", [["0s"], ["0s", "1h"], ["0s", "0s", "1h", "2h"]])
 def test_single_puts_go_round_the_lanes_of_their_minute_one_by_one(
-    stage: Stage, delays: list[str]
+    queue: Queue, delays: list[str]
 ) -> None:
-    queue = stage.connect().queue("mail")
     rows: Counter[Shard] = Counter()
     for _ in range(16):
         for delay in delays:
@@ -100,8 +96,8 @@ def test_single_puts_go_round_the_lanes_of_their_minute_one_by_one(
 
 def test_the_first_put_to_a_priority_tells_consumers_of_it_and_no_other_costs_more(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     assert queue.settings.bands_used == 1
     queue.put("x")
     queue.put("x", priority=1)
@@ -147,8 +143,7 @@ def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None
     assert found["b"]._row.shard.lane == queue._home.register.layout.group_lane("g")
 
 
-def test_put_many_streams_what_it_is_given(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_put_many_streams_what_it_is_given(queue: Queue) -> None:
 
     def endless_for_now() -> Iterator[bytes]:
         for n in range(50_000):
@@ -160,8 +155,7 @@ def test_put_many_streams_what_it_is_given(stage: Stage) -> None:
     assert queue.put_many(endless_for_now()) == 50_000
 
 
-def test_put_many_stores_what_came_before_a_bad_item_and_says_how_many(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_put_many_stores_what_came_before_a_bad_item_and_says_how_many(queue: Queue) -> None:
     items = [*(f"{n}" for n in range(250)), {"body": "x", "delay": "-1s"}, "never"]
     with pytest.raises(BadTime) as caught:
         queue.put_many(items)
@@ -201,9 +195,8 @@ def test_a_priority_that_a_queue_has_not_is_told_those_it_has(
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_written(
-    stage: Stage, options: dict, error: type[Exception]
+    stage: Stage, queue: Queue, options: dict, error: type[Exception]
 ) -> None:
-    queue = stage.connect().queue("mail")
     given = {"body": "x", **options}
     with pytest.raises(error):
         queue.put(**given)
@@ -215,17 +208,15 @@ def test_bad_input_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     "item", [5, None, ["x"], {}, {"body": "x", "dleay": "1s"}, {"delay": "1s"}]
 )
-def test_put_many_refuses_what_it_does_not_understand(stage: Stage, item: object) -> None:
-    queue = stage.connect().queue("mail")
+def test_put_many_refuses_what_it_does_not_understand(queue: Queue, item: object) -> None:
     with pytest.raises(UsageError):
         queue.put_many([item])
 
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_the_message_of_a_timeout_put_again_repeats_the_very_same_write(
-    stage: Stage, applied: bool
+    stage: Stage, queue: Queue, applied: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     stage.faults.fail("insert", times=2, applied=applied, error=StoreTimeout("lost"))
     with pytest.raises(StoreTimeout) as caught:
         queue.put("a", delay="1s", headers={"k": "v"})
@@ -238,9 +229,8 @@ def test_the_message_of_a_timeout_put_again_repeats_the_very_same_write(
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_put_many_after_a_timeout_can_be_repeated_without_a_duplicate(
-    stage: Stage, applied: bool
+    stage: Stage, queue: Queue, applied: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     stage.faults.fail("insert", applied=applied, error=StoreTimeout("lost"))
     items = iter([f"{n}" for n in range(300)])
     with pytest.raises(StoreTimeout) as caught:
@@ -258,8 +248,7 @@ def test_a_message_of_another_queue_is_not_put_again(stage: Stage) -> None:
         db.queue("sms").put(message)
 
 
-def test_a_put_that_was_not_stored_is_not_counted(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_put_that_was_not_stored_is_not_counted(stage: Stage, queue: Queue) -> None:
     stage.faults.fail("insert")
     with pytest.raises(StoreUnavailable):
         queue.put("x")
@@ -268,8 +257,8 @@ def test_a_put_that_was_not_stored_is_not_counted(stage: Stage) -> None:
 
 def test_a_write_that_arrives_late_is_moved_to_now_before_success_is_reported(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(consumer, seconds=1)
@@ -310,8 +299,7 @@ def test_a_late_write_whose_repair_is_refused_is_maybe_stored_and_put_again(stag
     assert seen.texts == ["late"]
 
 
-def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage, queue: Queue) -> None:
     stage.faults.call("insert", lambda: stage.clock.advance(200))
     queue.put_many(["late", {"body": "far", "delay": "1h"}])
     late, far = queue.peek()
@@ -357,8 +345,7 @@ def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Sta
     assert message._row == row
 
 
-def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_write_in_time_is_not_looked_up(stage: Stage, queue: Queue) -> None:
     stage.faults.call("insert", lambda: stage.clock.advance(100))
     queue.put("a")
     queue.put_many(["b"] * 50)
@@ -366,16 +353,14 @@ def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:
     assert "take" not in stage.faults.calls
 
 
-def test_what_put_returns_can_cancel_it_even_after_its_repair(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_put_returns_can_cancel_it_even_after_its_repair(stage: Stage, queue: Queue) -> None:
     stage.faults.call("insert", lambda: stage.clock.advance(200))
     message = queue.put("late")
     assert queue.cancel(message)
     assert stage.is_empty(queue)
 
 
-def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage, queue: Queue) -> None:
 
     def slowly() -> Iterator[bytes]:
         yield b"first"
@@ -388,8 +373,7 @@ def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage) ->
     assert sorted(found.text for found in queue.peek()) == ["first", "second"]
 
 
-def test_put_many_gives_the_ids_in_order_where_they_are_asked_for(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_put_many_gives_the_ids_in_order_where_they_are_asked_for(queue: Queue) -> None:
     items = [{"body": f"{n}", "id": f"id-{n}"} if n % 2 else f"{n}" for n in range(20_003)]
     ids = queue.put_many(iter(items), ids=True)
     rows = {row.message_id: row.body.decode() for page in queue._rows() for row in page}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from worlds import World
 
-from shardq import Consumer, Depth, Message
+from shardq import Consumer, Depth, Message, Queue
 from shardq.errors import (
     BadBody,
     BadName,
@@ -41,8 +41,7 @@ def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
     assert (again.id, again.attempt, again.headers) == ("me", 1, {})
 
 
-def test_a_dead_message_shows_the_deliveries_before_it_died(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_dead_message_shows_the_deliveries_before_it_died(queue: Queue) -> None:
     queue.put("x", id="me")
     for _ in range(2):
         [message] = queue.receive(wait="1m")
@@ -57,8 +56,7 @@ def test_a_dead_message_shows_the_deliveries_before_it_died(stage: Stage) -> Non
     assert again.attempt == 1
 
 
-def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage, queue: Queue) -> None:
     queue.bury(queue.put("purged"))
     stage.clock.advance(1)
     queue.dead.purge()
@@ -68,16 +66,14 @@ def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
     assert [message.text for message in queue.peek()] == ["live"]
 
 
-def test_a_redrive_of_the_dead_letter_queue_says_whose_is_meant(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_redrive_of_the_dead_letter_queue_says_whose_is_meant(queue: Queue) -> None:
     queue.bury(queue.put("x"))
     with pytest.raises(UsageError, match="of 'mail', whose redrive"):
         queue.dead.redrive()
     assert queue.redrive() == 1
 
 
-def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_redrive_can_be_limited_and_repeated(stage: Stage, queue: Queue) -> None:
     for n in range(5):
         queue.bury(queue.put(f"{n}"))
         stage.clock.advance(1)
@@ -87,8 +83,7 @@ def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
     assert queue.redrive() == 0
 
 
-def test_a_redrive_puts_back_what_it_is_asked_for_alone(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_redrive_puts_back_what_it_is_asked_for_alone(stage: Stage, queue: Queue) -> None:
     for n in range(6):
         queue.bury(queue.put(f"{n}", id=f"id-{n}"), "odd" if n % 2 else "even")
         stage.clock.advance(1)
@@ -175,8 +170,7 @@ def test_a_stale_or_foreign_receipt_settles_nothing(stage: Stage, verb: str) -> 
 
 
 @pytest.mark.parametrize("verb", ["ack", "retry", "snooze", "extend", "bury", "cancel"])
-def test_an_id_in_place_of_a_receipt_is_said_to_be_none(stage: Stage, verb: str) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_id_in_place_of_a_receipt_is_said_to_be_none(queue: Queue, verb: str) -> None:
     sent = queue.put("a")
     for given in ("order-7", sent.id, "", "🎈"):
         with pytest.raises(BadReceipt, match=r"is no receipt; .*a message's id or key, find\(id\)"):
@@ -227,8 +221,7 @@ def test_a_message_can_be_cancelled_before_it_is_delivered_and_once(stage: Stage
     assert queue.totals().cancelled == 1
 
 
-def test_what_was_delivered_cannot_be_cancelled(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_was_delivered_cannot_be_cancelled(stage: Stage, queue: Queue) -> None:
     message = queue.put("a")
     stage.drain(queue, Consumer(queue, lambda _: None))
     assert not queue.cancel(message)
@@ -247,8 +240,7 @@ def test_peek_shows_what_is_due_first_near_and_far_and_takes_nothing(stage: Stag
     assert [message.text for message in queue.peek(2)] == ["0s", "1m"]
 
 
-def test_depth_tells_ready_waiting_and_in_flight_on_both_ways(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_depth_tells_ready_waiting_and_in_flight_on_both_ways(stage: Stage, queue: Queue) -> None:
     queue.put_many(["now"] * 5 + [{"body": "later", "delay": "2h"}] * 7)
     stage.clock.advance(0.01)
     assert len(queue.receive(3, wait="1s")) == 3
@@ -257,8 +249,7 @@ def test_depth_tells_ready_waiting_and_in_flight_on_both_ways(stage: Stage) -> N
     assert queue.depth().total == 12
 
 
-def test_depth_counts_what_a_consumer_has_in_hand_as_in_flight(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_depth_counts_what_a_consumer_has_in_hand_as_in_flight(stage: Stage, queue: Queue) -> None:
     queue.put_many(["x"] * 4)
     stage.clock.advance(0.01)
 
@@ -273,8 +264,7 @@ def test_depth_counts_what_a_consumer_has_in_hand_as_in_flight(stage: Stage) -> 
     assert depths[0] == (1, 4)
 
 
-def test_an_exact_depth_leaves_out_what_is_purged(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_exact_depth_leaves_out_what_is_purged(stage: Stage, queue: Queue) -> None:
     queue.put_many([{"body": "x", "delay": "1h"}] * 5)
     stage.clock.advance(1)
     queue.purge()
@@ -282,8 +272,7 @@ def test_an_exact_depth_leaves_out_what_is_purged(stage: Stage) -> None:
     assert queue.depth(exact=True) == Depth(0, 1, 0, exact=True)
 
 
-def test_a_forecast_has_every_minute_with_its_messages(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_forecast_has_every_minute_with_its_messages(stage: Stage, queue: Queue) -> None:
     for delay in ("0s", "30s", "90s", "5m", "2h"):
         queue.put(delay, delay=delay)
     stage.clock.advance(1)
@@ -334,8 +323,7 @@ def test_two_that_alter_at_once_lose_nothing_of_each_other(stage: Stage) -> None
     assert (queue.settings.attempts, queue.settings.hold_ms) == (9, 7_000)
 
 
-def test_a_purge_leaves_what_is_put_after_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_purge_leaves_what_is_put_after_it(stage: Stage, queue: Queue) -> None:
     queue.put("old")
     queue.put("old and far", delay="20m")
     stage.clock.advance(0.001)
@@ -379,8 +367,7 @@ def test_a_purge_of_the_dead_deletes_them_at_once_and_shows_who_dies_later(world
     assert [message.text for message in queue.dead.peek()] == ["late"]
 
 
-def test_a_forecast_leaves_out_what_is_purged(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_forecast_leaves_out_what_is_purged(stage: Stage, queue: Queue) -> None:
     queue.put_many([{"body": "x", "delay": "5m"} for _ in range(3)])
     stage.clock.advance(1)
     queue.purge()
@@ -390,8 +377,8 @@ def test_a_forecast_leaves_out_what_is_purged(stage: Stage) -> None:
 
 def test_what_was_retried_before_a_purge_is_purged_and_what_was_redriven_after_it_is_not(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put_many(["retried", "buried"])
     stage.clock.advance(0.01)
     for message in queue.receive(wait="1s"):
@@ -450,8 +437,7 @@ def test_a_receive_without_a_wait_finds_what_is_put_into_a_queue_made_again(stag
         queue.drop()
 
 
-def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage, queue: Queue) -> None:
     hidden = queue.put("hidden")
     queue.put("far", delay="10d")
     stage._store.note(LANES, ("mail",), dict.fromkeys(range(24), hidden._row.shard.minute))
@@ -464,8 +450,7 @@ def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
     assert queue.check_all().moved == 0
 
 
-def test_the_dead_letter_queue_is_one_object_whose_counts_are_stored(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_the_dead_letter_queue_is_one_object_whose_counts_are_stored(queue: Queue) -> None:
     assert queue.dead is queue.dead
     assert queue.dead.name == "mail.dead"
     queue.bury(queue.put("a"))
@@ -473,14 +458,12 @@ def test_the_dead_letter_queue_is_one_object_whose_counts_are_stored(stage: Stag
     assert queue.dead.totals().acked == 1
 
 
-def test_a_dead_letter_queue_has_none_of_its_own(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_dead_letter_queue_has_none_of_its_own(queue: Queue) -> None:
     with pytest.raises(UsageError):
         queue.dead.bury(queue.dead.put("x"))
 
 
-def test_a_message_that_is_acked_twice_in_one_call_counts_once(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_that_is_acked_twice_in_one_call_counts_once(queue: Queue) -> None:
     queue.put("a")
     [message] = queue.receive(wait="1s")
     queue.ack(message, message.receipt)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from reading import reading, write
 
-from shardq import Consumer, Retry
+from shardq import Consumer, Queue, Retry
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
@@ -25,8 +25,7 @@ def polled(consumer: Consumer) -> list[int]:
     return sorted(lane.number for lane in consumer._engine.memory.polled)
 
 
-def test_only_priorities_that_were_put_to_are_polled(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_only_priorities_that_were_put_to_are_polled(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue)
     queue.put("first")
     stage.drive(consumer, seconds=200, stride=0.05)

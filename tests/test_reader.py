@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from reading import reading, write
 
-from shardq import Consumer
+from shardq import Consumer, Queue
 from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
@@ -34,8 +34,7 @@ def test_a_due_time_between_two_milliseconds_is_not_rounded_to_early(stage: Stag
     assert min(seen.late_ms) >= 0
 
 
-def test_a_message_put_while_it_is_idle_is_found_within_a_poll(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_put_while_it_is_idle_is_found_within_a_poll(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=5)
     stage.clock.advance(0.0123)
@@ -328,8 +327,7 @@ def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: 
     assert min(seen.late_ms) >= 2_000
 
 
-def test_far_timers_cost_no_memory(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_far_timers_cost_no_memory(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": "x", "delay": f"{3_600 + n}s"} for n in range(20_000))
     consumer, seen = reading(stage, queue)
     memory = consumer._engine.memory
@@ -338,8 +336,7 @@ def test_far_timers_cost_no_memory(stage: Stage) -> None:
     assert not seen.texts
 
 
-def test_what_is_known_stays_within_the_prefetch(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_is_known_stays_within_the_prefetch(stage: Stage, queue: Queue) -> None:
     queue.put_many("x" for _ in range(4_000))
     stage.clock.advance(1)
     consumer, _ = reading(stage, queue, prefetch=200)
@@ -419,8 +416,7 @@ def test_a_purge_deletes_what_entered_before_it_and_nothing_else(stage: Stage) -
     assert [text for text in seen.texts if text.startswith("new")] == sent
 
 
-def test_a_purge_with_nobody_there_holds_for_who_comes_later(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_purge_with_nobody_there_holds_for_who_comes_later(stage: Stage, queue: Queue) -> None:
     queue.put_many(f"old {n}" for n in range(500))
     stage.clock.advance(0.001)
     queue.purge()

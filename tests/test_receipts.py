@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from shardq import Queue
 
 
-def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage, queue: Queue) -> None:
     messages = [queue.put("x", delay=f"{n}m") for n in (3, 1, 2)]
     receipts = [queue._receipts.receipt_of(message) for message in messages]
     assert queue._receipts.present(receipts) == [message._row for message in messages]

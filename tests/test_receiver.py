@@ -36,8 +36,7 @@ def receive(stage: Stage, queue: Queue, seconds: float = 1.0, count: int = 10) -
     return queue.receive(count, wait=f"{round(seconds * 1_000)}ms")
 
 
-def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage, queue: Queue) -> None:
     sent = queue.put("a")
     [message] = receive(stage, queue)
     [row] = [found._row for found in queue.peek()]
@@ -47,8 +46,7 @@ def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> No
     assert receive(stage, queue) == []
 
 
-def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage, queue: Queue) -> None:
     queue.put("first")
     [first] = queue.receive()
 
@@ -65,9 +63,8 @@ def test_a_message_whose_write_took_long_is_received_at_once(stage: Stage) -> No
 
 @pytest.mark.parametrize("read_ms", [0, 0.7, 30])
 def test_what_was_put_within_this_millisecond_is_received_without_a_wait(
-    stage: Stage, read_ms: float
+    stage: Stage, queue: Queue, read_ms: float
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.receive()
     stage.clock.advance(0.0004)
     queue.put("a")
@@ -88,8 +85,8 @@ def test_what_is_put_is_received_at_once_without_a_wait(world: World) -> None:
 
 def test_a_first_receive_without_a_wait_finds_all_groups_though_a_lease_takes_long(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     texts = [f"of {number}" for number in range(40)]
     queue.put_many({"body": text, "group": text} for text in texts)
     # A step reads no more lanes after 250 ms, and the first lanes with messages are leased by then.
@@ -97,8 +94,7 @@ def test_a_first_receive_without_a_wait_finds_all_groups_though_a_lease_takes_lo
     assert sorted(message.text for message in queue.receive(40)) == sorted(texts)
 
 
-def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     [message] = receive(stage, queue)
     other = stage.connect().queue("mail")
@@ -142,8 +138,8 @@ def test_a_claim_can_be_acked_until_its_end_and_retried_until_1_s_before(stage: 
 
 def test_what_is_received_for_no_time_is_returned_and_delivered_again_at_once(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("a")
     [first] = queue.receive(visibility="0s", wait="1s")
     stage.clock.advance(0.01)
@@ -155,8 +151,7 @@ def test_what_is_received_for_no_time_is_returned_and_delivered_again_at_once(
     assert stage.is_empty(queue)
 
 
-def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     [message] = queue.receive(visibility="5s", wait="1s")
     stage.clock.advance(3)
@@ -170,8 +165,8 @@ def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) ->
 
 def test_a_claim_that_its_holder_moves_on_in_the_last_moment_is_handed_to_nobody(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("a")
     [message] = queue.receive(visibility="6s", wait="1s")
     seen = Recorder(stage.clock)
@@ -214,8 +209,8 @@ def test_received_messages_come_in_order_of_priority_and_due(stage: Stage) -> No
 
 def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     for text in ("head", "next"):
         queue.put(text, group="g")
     [head] = queue.receive(1, visibility="10s", wait="1s")
@@ -225,8 +220,7 @@ def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     assert after.text == "next"
 
 
-def test_waiting_ends_with_the_first_message_or_with_its_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_waiting_ends_with_the_first_message_or_with_its_time(stage: Stage, queue: Queue) -> None:
     at_us = stage.clock.now_us()
     assert queue.receive(wait="7s") == []
     assert stage.clock.now_us() - at_us == pytest.approx(7e6, abs=2e5)
@@ -276,8 +270,7 @@ def test_a_call_that_fails_loses_nothing(stage: Stage, verb: str, applied: bool)
         assert got == {f"{n}" for n in range(10)}
 
 
-def test_leases_are_released_when_the_last_caller_has_gone(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_leases_are_released_when_the_last_caller_has_gone(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     [message] = receive(stage, queue)
     queue.put("b")
@@ -394,9 +387,8 @@ def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_call_that_took_long_is_followed_by_another_and_keeps_its_lanes(
-    stage: Stage, *, is_there: bool
+    stage: Stage, queue: Queue, *, is_there: bool
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put_many(f"{n}" for n in range(100))
     receive(stage, queue, count=1)
     waiting = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
@@ -435,8 +427,7 @@ def test_of_claims_whose_answer_was_lost_those_that_were_made_are_returned(stage
     assert stage.is_empty(queue)
 
 
-def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_claims_that_were_not_made_are_tried_again(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     lost = StoreTimeout("the answer was lost")
     stage.faults.fail("move", error=lost)
@@ -446,8 +437,7 @@ def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
     assert (message.text, message.attempt) == ("a", 1)
 
 
-def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage, queue: Queue) -> None:
     queue.put("a")
     stage.faults.call("move", lambda: stage.clock.advance(6))
     assert queue.receive(visibility="5s", wait="1s") == []
@@ -720,8 +710,8 @@ def test_of_puts_of_many_the_one_that_is_refused_fails_alone(stage: Stage) -> No
 
 def test_a_put_whose_outcome_is_unknown_is_repeated_once_before_anyone_is_told(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     stage.faults.fail("insert", applied=True)
     sent = queue.put("a")
     assert [message.id for message in queue.peek()] == [sent.id]

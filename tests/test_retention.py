@@ -157,8 +157,7 @@ def test_expiry_goes_along_with_a_forward_and_an_edit_and_ends_with_a_death(stag
     assert run(stage, queue) == ["b"]
 
 
-def test_an_expiry_that_is_no_duration_is_refused(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_an_expiry_that_is_no_duration_is_refused(queue: Queue) -> None:
     with pytest.raises(BadTime, match="expires"):
         queue.put("a", expires="soon")
     with pytest.raises(BadTime, match="retention must be between 1s and 1825d, or 'off'"):

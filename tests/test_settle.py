@@ -20,8 +20,7 @@ def put(queue: Queue, **options: object) -> Message:
     return queue.put("x", **options)
 
 
-def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage, queue: Queue) -> None:
     row = put(queue)._row
     stage.clock.advance(1)
     move = settler_of(queue).planner.move(row, stage.clock.now_ms() + 5_000, attempt=1)
@@ -34,16 +33,14 @@ def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None
     assert (new.message_id, new.order, new.attempt) == (row.message_id, row.order, 1)
 
 
-def test_a_move_never_goes_into_the_past(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_move_never_goes_into_the_past(stage: Stage, queue: Queue) -> None:
     row = put(queue)._row
     stage.clock.advance(1.0000004)
     move = settler_of(queue).planner.move(row, 0, attempt=0)
     assert move.new.due_ms * 1_000 >= stage.clock.now_us()
 
 
-def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage, queue: Queue) -> None:
     kept, gone = put(queue)._row, put(queue)._row
     settler = settler_of(queue)
     moves = [settler.planner.move(row, 0, attempt=1) for row in (kept, gone)]
@@ -63,8 +60,7 @@ def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row_and_is_done(st
     assert [found._row for found in queue.peek()] == [move.new]
 
 
-def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage, queue: Queue) -> None:
     settler = settler_of(queue)
     move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.call("move", lambda: stage.clock.advance(300))
@@ -90,8 +86,7 @@ def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stag
     assert stage.is_empty(queue)
 
 
-def test_a_burial_keeps_headers_that_fill_their_bound(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_burial_keeps_headers_that_fill_their_bound(queue: Queue) -> None:
     row = put(queue, headers={"k": "v" * 16_000})._row
     settler = settler_of(queue)
     settler.carry_out([settler.planner.burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
@@ -99,8 +94,7 @@ def test_a_burial_keeps_headers_that_fill_their_bound(stage: Stage) -> None:
     assert dead.headers["k"] == "v" * 16_000
 
 
-def test_what_is_dead_cannot_be_buried_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_is_dead_cannot_be_buried_again(queue: Queue) -> None:
     queue.bury(put(queue))
     [dead] = queue.dead.peek()
     with pytest.raises(UsageError, match="dead"):

@@ -123,8 +123,7 @@ def test_one_that_dies_after_a_snooze_keeps_nothing_of_it(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("reason", [None, 7, ["x"]])
-def test_a_reason_that_is_no_text_is_none(stage: Stage, reason: object) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_reason_that_is_no_text_is_none(stage: Stage, queue: Queue, reason: object) -> None:
     sent = queue.put("a")
 
     def handle(_message: Message) -> None:
@@ -155,8 +154,7 @@ def test_one_that_is_of_no_use_any_more_ends_as_cancelled_and_the_books_balance(
         assert queue.put("b", key=key).id != sent.id
 
 
-def test_what_is_behind_one_of_no_use_in_its_group_goes_on(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_is_behind_one_of_no_use_in_its_group_goes_on(stage: Stage, queue: Queue) -> None:
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(3))
     begun: list[str] = []
 
@@ -171,9 +169,8 @@ def test_what_is_behind_one_of_no_use_in_its_group_goes_on(stage: Stage) -> None
 
 @pytest.mark.parametrize("failures", [1, 3])
 def test_one_of_no_use_counts_once_where_its_delete_has_to_be_repeated(
-    stage: Stage, failures: int
+    stage: Stage, queue: Queue, failures: int
 ) -> None:
-    queue = stage.connect().queue("mail")
     queue.put("a")
     stage.faults.fail("delete", times=failures, applied=True)
     stage.drive(Consumer(queue, discard), seconds=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from reading import reading, write
 
-from shardq import Consumer, Message, Retry
+from shardq import Consumer, Message, Queue, Retry
 from shardq.engine.leases.lease import MemberLeases
 from shardq.engine.reading.lane import RUNGS, SEALED_RUNGS
 from shardq.errors import StoreUnavailable
@@ -37,8 +37,7 @@ def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: St
     assert stage._store.counters["reads"] - before < 2_000
 
 
-def test_a_machine_that_slept_for_a_month_does_not_sweep_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_machine_that_slept_for_a_month_does_not_sweep_it(stage: Stage, queue: Queue) -> None:
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=5)
     stage.clock.advance(30 * 86_400)
@@ -117,8 +116,7 @@ def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
     assert stage._store.notes(LANES, ("mail",))[0] > shard.minute
 
 
-def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage, queue: Queue) -> None:
     ahead = queue._home.register.layout.minute_of(stage.clock.now_ms()) + 100
     stage._store.note(LANES, ("mail",), dict.fromkeys(range(4), ahead))
     sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(150)]
@@ -130,9 +128,8 @@ def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> N
 
 @pytest.mark.parametrize("late_s", [0.1, 0.2, 2, 20, 100, 170])
 def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
-    stage: Stage, late_s: float
+    stage: Stage, queue: Queue, late_s: float
 ) -> None:
-    queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=200, stride=0.5)
     write(stage, queue, stage.clock.now_ms() - round(late_s * 1_000), b"late")
@@ -441,8 +438,8 @@ def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stag
 
 def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_over(
     stage: Stage,
+    queue: Queue,
 ) -> None:
-    queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=29.9)
     write(stage, queue, stage.clock.now_ms() - 200, b"x")
@@ -455,8 +452,7 @@ def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_o
     assert seen.texts == ["x"]
 
 
-def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage, queue: Queue) -> None:
     consumer, seen = reading(stage, queue)
     for n in range(150):
         queue.put(f"{n}")

@@ -59,8 +59,7 @@ def test_listed_minutes_are_looked_into_before_those_after_the_seals(stage: Stag
     assert (queue.depth().ready, queue.depth(exact=True).ready) == (3, 3)
 
 
-def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage, queue: Queue) -> None:
     head, claimed, over, ready = (queue.put(text, group=text) for text in "abcd")
     far_ms = stage.clock.now_ms() + 3_600_000
     put_off(stage, head, attempt=1, not_before_ms=far_ms, error=f"{far_ms}:f:refused")
@@ -84,8 +83,7 @@ def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage) ->
     assert ready.group == "d"
 
 
-def test_where_a_message_of_a_group_is_says_what_it_waits_for(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+def test_where_a_message_of_a_group_is_says_what_it_waits_for(stage: Stage, queue: Queue) -> None:
     head = queue.put("head", group="g", priority=2)
     queue.put("of another", group="h")
     queue.put("between", group="g", priority=1)
