@@ -160,7 +160,9 @@ def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
     consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
     engine = consumer._engine
     engine.membership.beats = {"other": Heartbeat()}
-    worker = threading.Thread(target=lambda: engine.ready.wait(lambda: False), daemon=True)
+    worker = threading.Thread(
+        target=lambda: engine.ready.waiters.wait((engine.ready,)), daemon=True
+    )
 
     def stop_in_the_middle() -> None:
         # As a put does to wake the engine when the signal comes.
@@ -415,7 +417,7 @@ def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
 ) -> None:
     consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
 
-    def lost(_readies: object, _stopping: object) -> None:
+    def lost(_readies: object) -> None:
         raise SystemExit
 
     monkeypatch.setattr(consumer._engine.ready.waiters, "wait", lost)

@@ -164,8 +164,8 @@ def start(
     event = threading.Event()
 
     def work() -> None:
-        while (one := ready.wait(lambda: False)) is not None:
-            got.append(one)
+        while (found := ready.waiters.wait((ready,))) is not None:
+            got.append(found[1])
             event.set()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
@@ -210,7 +210,7 @@ def test_a_stopped_heap_hands_out_nothing_more() -> None:
     _clock, ready, rows = make()
     ready.add([rows.one(0)])
     ready.stop()
-    assert ready.wait(lambda: False) is None
+    assert ready.waiters.wait((ready,)) is None
 
 
 def test_of_many_due_rows_none_is_found_where_nobody_wants_the_first_of_them() -> None:

@@ -24,6 +24,7 @@ from shardq.engine.handing.hanging import Hanging
 from shardq.engine.handing.runs import Runs
 from shardq.engine.handing.starts import Starts
 from shardq.engine.members.member import Member
+from shardq.engine.members.part import Part
 from shardq.engine.members.sharing import Sharing
 from shardq.engine.news import IDLE_US, QUIET_IDLE_US, QUIET_US, Awaited
 from shardq.engine.reading.intake import Intake
@@ -78,7 +79,7 @@ _EXPECTED_US = 2_000_000
 """How long after a caller another one is expected. Then other members may take the lanes."""
 
 
-class Engine:
+class Engine(Part):
     """One member's work on one queue.
 
     Args:
@@ -111,12 +112,7 @@ class Engine:
         waiters: Waiters | None = None,
     ) -> None:
         self.home = home
-        self._store = home.store
-        self._clock = home.clock
-        self._register = home.register
-        self._threads = threads
         self._caller_away_us = caller_away_us
-        self._isolated = isolated
         self._on_dead = on_dead
         self._turn = locks.new()
         self._is_parents = False
@@ -129,6 +125,7 @@ class Engine:
             on_wake=on_wake,
             waiters=waiters,
         )
+        super().__init__(member)
         self.membership, self._presence = member.membership, member.presence
         self.news, self.memory, self.ready = member.news, member.memory, member.ready
         self.leases, self.courier, self.failures = member.leases, member.courier, member.failures
@@ -194,7 +191,7 @@ class Engine:
             new = self._work(self._read_briefly) if self.rest.is_over() else 0
             self.release_idle()
             return self._delay(new, is_open=True)
-        self.lanes.follow(has_news=self.news.is_near)
+        self.lanes.quiet.follow(has_news=self.news.is_near)
         settings = self._follow_settings()
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
@@ -285,7 +282,7 @@ class Engine:
         return new
 
     def _read(self) -> int:
-        self.lanes.look(rests=self._rests)
+        self.lanes.quiet.look(rests=self._rests)
         self.sweeper.look_behind_seals()
         new = 0
         if self._rests and self._needs_no_read():
@@ -317,7 +314,7 @@ class Engine:
                 if rung is not None and rung.depth_ms < longer_ms:
                     back_ms = rung.depth_ms + round(self._idle_s * 1e3)
                     new = self.reader.poll(back_ms, ahead_ms=ahead_ms)
-                    self.sweeper.was_swept(rung, now_ms)
+                    self.sweeper.ladder.swept(rung, now_ms)
                     rung = None
                 else:
                     new = self.reader.poll(ahead_ms=ahead_ms)
@@ -426,7 +423,7 @@ class Engine:
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:
-            self.starts.close()
+            self.starts.keep(is_leaving=True)
             # Others may try every 50 ms: first release the leases that need no park.
             self.release_idle()
             self.membership.leave()
@@ -461,7 +458,7 @@ class Engine:
         self.outbox.withdraw()
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
-        self.starts.close()
+        self.starts.keep(is_leaving=True)
         # Once more: for deliveries that ended during the parks, and for notes to the next owners of
         # group lanes.
         self.flush(everything=True)
@@ -685,7 +682,7 @@ class Engine:
             if rests and may_rest and not self.lanes.auto.may_fall:
                 # Quiet lanes are searched by steps, and lanes are awaited for a minute at most.
                 half_s = self._register.layout.minute_ms / 2_000
-                idle_s = min(_IDLE_REST_S, self.lanes.search_s or idle_s, half_s)
+                idle_s = min(_IDLE_REST_S, self.lanes.quiet.search_s or idle_s, half_s)
             return min(idle_s, renew_s)
         is_quiet = self.news.stepped_us - self.news.seen_us >= QUIET_US
         return (QUIET_IDLE_US if is_quiet else IDLE_US) / 1e6

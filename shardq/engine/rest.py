@@ -202,4 +202,4 @@ class Rest(Part):
                 # A cursor that went back stays before rows of groups, which wait in place.
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
-            self._sweeper.was_swept(RUNGS[-1], until_ms)
+            self._sweeper.ladder.swept(RUNGS[-1], until_ms)

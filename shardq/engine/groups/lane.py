@@ -13,6 +13,7 @@ memory or settled, so its head is the group's first row.
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.model.ids import order_key
@@ -189,10 +190,12 @@ class Group:
         return removed
 
 
+@dataclass(slots=True, eq=False)
 class GroupLane:
     """One group lane in memory.
 
     Attributes:
+        number: The number of the lane.
         lease: The lease under which its rows were read.
         groups: Name -> group that has rows in memory or in the store.
         listed: Minute in the lane's list -> due of its first row.
@@ -202,26 +205,14 @@ class GroupLane:
         cared: Groups of which a head that was due at the take-over was handed out with care.
     """
 
-    __slots__ = (
-        "cared",
-        "groups",
-        "is_dense",
-        "lease",
-        "listed",
-        "looked_ms",
-        "number",
-        "touched",
-    )
-
-    def __init__(self, number: int, lease: Lease) -> None:
-        self.number = number
-        self.lease = lease
-        self.groups: dict[str, Group] = {}
-        self.listed: dict[int, int] = {}
-        self.touched: set[int] = set()
-        self.cared: set[str] = set()
-        self.looked_ms = 0
-        self.is_dense = True
+    number: int
+    lease: Lease
+    groups: dict[str, Group] = field(default_factory=dict)
+    listed: dict[int, int] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    is_dense: bool = True
+    looked_ms: int = 0
+    cared: set[str] = field(default_factory=set)
 
     @property
     def is_at_work(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -16,65 +17,41 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 
+@dataclass(slots=True, eq=False)
 class ReceiveCall:
     """One call of `receive`.
 
-    Args:
-        on_over: Called after the answer, in the thread that answers; None: the caller uses `wait`.
-        is_brief: True to answer with no messages as soon as a look finds none.
-
     Attributes:
         count: The most messages.
-        is_lasting: True if the receipts of the messages last.
-        per_group: The most messages of one group.
         visibility_ms: How long the messages are the caller's.
         since_us: When the call began, time since boot.
+        per_group: The most messages of one group.
+        is_lasting: True if the receipts of the messages last.
+        on_over: Called after the answer, in the thread that answers; None: the caller uses `wait`.
+        is_brief: True to answer with no messages as soon as a look finds none.
         is_over: True if it was answered.
         is_gone: True if nobody waits for its answer any more.
         is_looked: True if a look that began after the call has found nothing for it, or if the
             caller has time to wait for the next look.
     """
 
-    __slots__ = (
-        "_error",
-        "_lock",
-        "_messages",
-        "_news",
-        "_on_over",
-        "count",
-        "is_brief",
-        "is_gone",
-        "is_lasting",
-        "is_looked",
-        "is_over",
-        "per_group",
-        "since_us",
-        "visibility_ms",
-    )
+    count: int
+    visibility_ms: int
+    since_us: int
+    per_group: int = field(default=1, kw_only=True)
+    is_lasting: bool = field(default=False, kw_only=True)
+    on_over: Callable[[], object] | None = field(default=None, kw_only=True)
+    is_brief: bool = field(default=False, kw_only=True)
+    is_over: bool = field(default=False, init=False)
+    is_gone: bool = field(default=False, init=False)
+    is_looked: bool = field(default=False, init=False)
+    _messages: list[Message] = field(default_factory=list, init=False)
+    _error: ShardqError | None = field(default=None, init=False)
+    _lock: threading.RLock = field(init=False)
+    _news: threading.Condition | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        count: int,
-        visibility_ms: int,
-        since_us: int,
-        *,
-        per_group: int = 1,
-        is_lasting: bool = False,
-        on_over: Callable[[], object] | None = None,
-        is_brief: bool = False,
-    ) -> None:
-        self.count = count
-        self.per_group = per_group
-        self.is_lasting = is_lasting
-        self.visibility_ms = visibility_ms
-        self.since_us = since_us
-        self.is_brief = is_brief
-        self.is_over = self.is_looked = self.is_gone = False
-        self._on_over = on_over
-        self._messages: list[Message] = []
-        self._error: ShardqError | None = None
+    def __post_init__(self) -> None:
         self._lock = locks.new()
-        self._news: threading.Condition | None = None
 
     def answer(self) -> list[Message]:
         """The messages; none before the answer.
@@ -128,5 +105,5 @@ class ReceiveCall:
             self._news.notify_all()
 
     def _tell(self) -> None:
-        if self._on_over is not None:
-            self._on_over()
+        if self.on_over is not None:
+            self.on_over()

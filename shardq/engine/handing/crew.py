@@ -107,7 +107,7 @@ class Crew:
         readies = [work.ready for work in works]
         wait = self.waiters.wait
         since_yield = 0
-        while (found := wait(readies, _never)) is not None:
+        while (found := wait(readies)) is not None:
             place, one = found
             works[place].deliver(one)
             since_yield += 1
@@ -116,7 +116,3 @@ class Crew:
                 # settle, for 5 ms at a time (sys.getswitchinterval), and so run out of rows.
                 since_yield = 0
                 self._clock.sleep(0)
-
-
-def _never() -> bool:
-    return False

@@ -129,15 +129,6 @@ class Ready:
         """Like `take`, but None once stopped. The caller holds the lock of the waiters."""
         return None if self.is_stopped else self._pop()
 
-    def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
-        """Wait for the first row that is due, and take it; None when stopped.
-
-        Args:
-            stopping: Returns True to stop; called before each wait.
-        """
-        found = self.waiters.wait((self,), stopping)
-        return None if found is None else found[1]
-
     def waiting_since(self) -> list[int]:
         """When each waiting thread began to wait, time since boot in microseconds."""
         return self.waiters.since()

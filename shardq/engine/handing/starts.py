@@ -14,6 +14,7 @@ Rows that are begun in advance stay in `ready`, and code that takes them out nee
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -63,6 +64,7 @@ _BACK_MAX = 10_000
 _ASK_US = 250_000
 
 
+@dataclass(slots=True, eq=False)
 class Start:
     """A delivery that is to begin, and the decision whether it does.
 
@@ -78,20 +80,19 @@ class Start:
         damage: What is damaged in its row or its key's; empty if nothing is.
     """
 
-    __slots__ = (
-        *("after_us", "change", "damage", "has_begun", "is_over"),
-        *("name", "one", "outcome", "until_us"),
-    )
+    one: Delivery
+    change: Change | None
+    name: str = field(init=False)
+    is_over: bool = field(init=False)
+    has_begun: bool = field(init=False)
+    outcome: Outcome = GIVEN_UP
+    after_us: int = 0
+    until_us: int = 0
+    damage: str = ""
 
-    def __init__(self, one: Delivery, change: Change | None) -> None:
-        self.one = one
-        self.change = change
-        self.name: str = "" if change is None else change.key[0]
-        self.is_over = self.has_begun = change is None
-        self.outcome: Outcome = GIVEN_UP
-        self.after_us = 0
-        self.until_us = 0
-        self.damage = ""
+    def __post_init__(self) -> None:
+        self.name = "" if self.change is None else self.change.key[0]
+        self.is_over = self.has_begun = self.change is None
 
     def refuse(self, outcome: Outcome, after_us: int = 0) -> None:
         """Decide that the delivery does not begin."""
@@ -205,10 +206,6 @@ class Starts(Part):
     def has_late(self) -> bool:
         """True if rows that may not begin yet are to be reread a little later."""
         return bool(self._late)
-
-    def close(self) -> None:
-        """Give back all starts in advance, because no row is taken any more."""
-        self.keep(is_leaving=True)
 
     def _write_back(self) -> None:
         with self._lock:

@@ -66,23 +66,20 @@ class Waiters:
         with self.lock:
             return list(self._since_us.values())
 
-    def wait(
-        self, readies: Sequence[Waited], stopping: Callable[[], bool]
-    ) -> tuple[int, Delivery] | None:
+    def wait(self, readies: Sequence[Waited]) -> tuple[int, Delivery] | None:
         """Wait for the first row that is due, and take it; queues take turns.
 
         Args:
             readies: The rows of the queues, all with these waiters.
-            stopping: Returns True to stop; called before each wait.
 
         Returns:
-            The place of its queue in `readies`, and the row; None when stopped, or all queues are.
+            The place of its queue in `readies`, and the row; None once all queues are stopped.
         """
         me = threading.get_ident()
         is_waiting = False
         with self.lock:
             self.is_threaded = True
-            while not stopping():
+            while True:
                 for n in range(len(readies)):
                     place = (self._turn + n) % len(readies)
                     one = readies[place].pop()

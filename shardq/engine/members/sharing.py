@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,6 +85,7 @@ class _MemberSlot(NamedTuple):
     """Band -> lanes."""
 
 
+@dataclass(slots=True)
 class _Seen:
     """The facts about another member that its heartbeat does not hold. Times are since boot.
 
@@ -101,33 +103,18 @@ class _Seen:
         turn_us: When they last did.
     """
 
-    __slots__ = (
-        "_givers",
-        "after_us",
-        "begun",
-        "given_us",
-        "is_suspect",
-        "lanes",
-        "looked_us",
-        "number",
-        "offered",
-        "shunned_us",
-        "turn",
-        "turn_us",
-    )
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.after_us = self.looked_us = 0
-        self.offered: set[int] = set()
-        self.given_us = 0
-        self.begun = 0
-        self.lanes: set[int] = set()
-        self.shunned_us = 0
-        self.is_suspect = False
-        self.turn = -1
-        self.turn_us = 0
-        self._givers: list[str] = []
+    number: int = -1
+    after_us: int = 0
+    looked_us: int = 0
+    offered: set[int] = field(default_factory=set)
+    given_us: int = 0
+    begun: int = 0
+    lanes: set[int] = field(default_factory=set)
+    shunned_us: int = 0
+    is_suspect: bool = False
+    turn: int = -1
+    turn_us: int = 0
+    _givers: list[str] = field(default_factory=list)
 
     def begin_turn(self, name: str, givers: Mapping[str, int], now_us: int) -> None:
         """Choose the members that offer its slots during a turn, each slot by one of them.

@@ -42,6 +42,7 @@ class Lanes(Part):
     Attributes:
         only_keeps: True if the member takes no lanes beside those it reads already.
         is_leaving: True if the member ends soon: its lanes stay the same until then.
+        quiet: Decides which lanes are polled, and which expect no rows.
         auto: Decides how many lanes the queue has, if its consumers are to decide.
     """
 
@@ -71,7 +72,7 @@ class Lanes(Part):
         """Make the parts that remember wall-clock times; again after the clock was set."""
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._home)
-        self._quiet = Quiet(self._home, self._memory, self._reader, self._pages)
+        self.quiet = Quiet(self._home, self._memory, self._reader, self._pages)
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -131,23 +132,6 @@ class Lanes(Part):
             ranks |= self._membership.ranks(layout.lanes_of_groups(), 0)
         return ranks
 
-    def follow(self, *, has_news: bool) -> None:
-        """Reread the settings if the news may be the first put to a band."""
-        self._quiet.follow(has_news=has_news)
-
-    def look(self, *, rests: bool) -> None:
-        """Decide which lanes are polled, and which expect no rows.
-
-        Args:
-            rests: True if the next look may come 10 s later.
-        """
-        self._quiet.look(rests=rests)
-
-    @property
-    def search_s(self) -> float:
-        """Seconds until quiet lanes are to be searched again; infinite without any."""
-        return self._quiet.search_s
-
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self._memory.lanes):
             name = self._register.name
@@ -165,7 +149,7 @@ class Lanes(Part):
         if has_no_use or not others or not self._looks_after.is_due():
             return
         ranks = self._ranks(now_ms)
-        watched = self._quiet.of_others(others, now_ms)
+        watched = self.quiet.of_others(others, now_ms)
         adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in watched})
         if adopted:
             self.adopt(adopted)

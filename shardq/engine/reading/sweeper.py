@@ -67,6 +67,9 @@ class Sweeper(Part):
 
     Args:
         groups: Lists minutes of group lanes, so that seals may pass them.
+
+    Attributes:
+        ladder: Decides which sweeps are due; a poll may do for one of them.
     """
 
     def __init__(
@@ -86,12 +89,12 @@ class Sweeper(Part):
         self._narrow_ms: dict[str, int] = {}
         self._behind_from = self._behind_us = 0
         self._behind_of: frozenset[int] = frozenset()
-        self._ladder = Ladder(self._layout, self._clock.now_ms())
+        self.ladder = Ladder(self._layout, self._clock.now_ms())
 
     def rung_due(self) -> Rung | None:
         """The rung of the ladder that is due, until it was swept; None: none is."""
         now_ms = self._clock.now_ms()
-        return None if self._isolated or now_ms < self._again_ms else self._ladder.due(now_ms)
+        return None if self._isolated or now_ms < self._again_ms else self.ladder.due(now_ms)
 
     def sweep(self, rung: Rung | None) -> None:
         """Reread rows behind the cursors, as far back as a rung reaches, and sealed minutes."""
@@ -119,12 +122,8 @@ class Sweeper(Part):
                     # The sweep may have ended before this lane's cursor, at that of another lane.
                     if end_ms >= lane.cursor_ms:
                         lane.look_again(max(since_ms, oldest - 1), now_ms)
-            self._ladder.swept(rung, now_ms)
+            self.ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
-
-    def was_swept(self, rung: Rung, at_ms: int) -> None:
-        """Record that a poll, begun at `at_ms`, has read as far back as a rung does."""
-        self._ladder.swept(rung, at_ms)
 
     def look_behind_seals(self) -> None:
         """Reread lanes from rows behind their seals, if the store has an index that finds these.
@@ -223,7 +222,7 @@ class Sweeper(Part):
                 # Nobody has put to this band, so no row can arrive late.
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
                 continue
-            for place in self._ladder.sealed_due(lane, now_ms):
+            for place in self.ladder.sealed_due(lane, now_ms):
                 due.setdefault(place, []).append(lane)
         return due
 
@@ -231,7 +230,7 @@ class Sweeper(Part):
         """When the next rung is due, epoch milliseconds."""
         if self._isolated:
             return self._clock.now_ms() + self._layout.minute_ms
-        return self._ladder.next_ms()
+        return self.ladder.next_ms()
 
     def sealable(self) -> dict[int, int]:
         """Sweep shards that may be sealed; returns lane -> minute up to which all are drained."""
