@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from examples import EXAMPLES
 from hypothesis import settings
-from stages import busy, queue, stage, world  # noqa: F401 - fixtures of all tests
+from stages import busy, in_steps, queue, stage, world  # noqa: F401 - fixtures of all tests
 from worlds import own_keyspace
 
 from shardq import node

@@ -37,10 +37,10 @@ def as_elsewhere(stage: Stage) -> None:
         deleted.update(gone)
         delete(gone)
 
-    def move_for_good(moves: Iterable[RowMove]) -> None:
+    def move_for_good(moves: Iterable[RowMove], *marks: Any) -> set[Position]:
         made = list(moves)
         deleted.update(one.old for one in made)
-        move(made)
+        return move(made, *marks)
 
     def write_records(table: Any, changes: Sequence[Change]) -> Mapping[Any, Any]:
         bare = [one._replace(insert=(), delete=()) for one in changes]

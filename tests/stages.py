@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 from worlds import World, world_of
 
+from shardq.stores import steps
+from shardq.stores.store import NO_MARKS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardq import Queue
+    from shardq.model.shard import Position
+    from shardq.stores.store import Mark, RowMove
 
 
 @pytest.fixture
@@ -26,6 +30,24 @@ def stage() -> Iterator[Stage]:
 def queue(stage: Stage) -> Queue:
     """A queue of the stage, as it is unless settings are given."""
     return stage.connect().queue("mail")
+
+
+@pytest.fixture
+def in_steps(stage: Stage) -> None:
+    """Moves with marks go step by step, as on Cassandra, and meet the faults of each verb."""
+    whole = stage._sqlite.move
+
+    def move(
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
+    ) -> set[Position]:
+        if not marks:
+            return whole(moves)
+        steps.move(stage._store, list(moves), marks, ttl_ms)
+        return set()
+
+    stage._sqlite.move = move  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -221,6 +221,7 @@ def test_a_forward_whose_answer_is_lost_is_repeated_and_leaves_one_message(
         assert to.audit().is_even
 
 
+@pytest.mark.usefixtures("in_steps")
 def test_a_forward_that_crashed_leaves_a_copy_and_never_a_gap(stage: Stage) -> None:
     db = stage.connect()
     queue, to = db.queue("from", history="1d"), db.queue("to", history="1d")

@@ -229,6 +229,7 @@ def test_a_redrive_asks_the_history_of_what_it_chooses_and_of_nothing_else(stage
     assert stage.faults.calls["recorded"] > asked
 
 
+@pytest.mark.usefixtures("in_steps")
 def test_a_limited_redrive_passes_over_what_one_that_crashed_has_put_back(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(3):
@@ -565,6 +566,7 @@ def test_a_burial_that_fails_between_its_steps_never_loses_the_message(
     assert queue.dead.audit().is_even
 
 
+@pytest.mark.usefixtures("in_steps")
 def test_a_burial_is_not_recorded_before_the_dead_letter_is_there(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     message = queue.put("a")
@@ -579,6 +581,7 @@ def test_a_burial_is_not_recorded_before_the_dead_letter_is_there(stage: Stage) 
     assert [dead.id for dead in queue.dead.peek()] == [message.id]
 
 
+@pytest.mark.usefixtures("in_steps")
 def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(5):

@@ -182,7 +182,7 @@ def test_messages_come_due_spread_over_the_window(stage: Stage) -> None:
     assert len(lanes) == 8
 
 
-VERBS = ["find", "recorded", "insert_once", "move_once", "note stats"]
+VERBS = ["find", "recorded", "insert", "move", "note stats"]
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["after", "before"])
@@ -270,7 +270,7 @@ def test_a_task_that_dies_in_a_run_resumed_late_leaves_nothing_where_nobody_read
         positions, run = positions_of(queue.dead), a_run(stage)
         actor(stage._store, stage.clock, run)
         stage.clock.advance(5 * 3_600)
-        stage.faults.fail("move_once", applied=True)
+        stage.faults.fail("move", applied=True)
 
         with pytest.raises(StoreError):
             do(actor(stage._store, stage.clock, run), positions)
@@ -365,7 +365,7 @@ def test_what_a_task_did_that_died_before_it_said_so_is_counted_once_the_run_is_
     run, named = a_run(stage), by_part(positions_of(queue.dead))
     part, first = named.popitem()
     dying = actor(stage._store, stage.clock, run)
-    stage.faults.fail("insert_once", nth=2)
+    stage.faults.fail("insert", nth=2)
     with pytest.raises(StoreError):
         dying.do(part, first)
     dying.count(is_over=False)
@@ -393,7 +393,7 @@ def test_what_was_begun_over_an_hour_ago_on_nodes_is_told_and_not_put_back(histo
         ids = died(queue, 12)
         positions, run = positions_of(queue.dead), a_run(stage)
         first = actor(stage._store, stage.clock, run)
-        stage.faults.fail("move_once")
+        stage.faults.fail("move")
         with pytest.raises(StoreError):
             first.do(0, positions)
         # The task has died after it wrote four new rows and before it deleted their old ones.

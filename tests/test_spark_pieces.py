@@ -213,7 +213,7 @@ def test_a_try_over_an_hour_later_reports_what_is_in_doubt_and_writes_none_of_it
 
 
 @pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("verb", ["recorded", "record", "insert_once"])
+@pytest.mark.parametrize("verb", ["recorded", "record", "insert"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_piece_is_written_though_the_store_fails_for_a_while(
     verb: str, applied: bool, local: bool
@@ -234,9 +234,9 @@ def test_a_piece_is_written_though_the_store_fails_for_a_while(
     [
         (False, "recorded"),
         (False, "record"),
-        (False, "insert_once"),
+        (False, "insert"),
         (True, "recorded"),
-        (True, "insert_once"),
+        (True, "insert"),
     ],
 )
 @pytest.mark.parametrize("after", [False, True])
@@ -338,7 +338,7 @@ def test_what_came_too_late_for_its_minute_is_moved_to_now(bench: Callable[..., 
     assert min(row.due_ms for row in stored) >= here.clock.now_ms() - _SECOND
 
 
-@pytest.mark.parametrize("verb", ["find", "move", "insert_once", "recorded"])
+@pytest.mark.parametrize("verb", ["find", "move", "insert", "recorded"])
 def test_what_came_too_late_is_moved_to_now_though_the_store_fails_for_a_while(verb: str) -> None:
     with Stage() as stage:
         here = Bench(Home(stage._store, stage.clock), "mail")

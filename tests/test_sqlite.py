@@ -36,7 +36,7 @@ from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.sqlite import file as sqlite_names
 from shardq.stores.sqlite import store as sqlite_store
-from shardq.stores.store import Entry, LeaseState, Mark, RowMove
+from shardq.stores.store import Entry, LeaseState, Mark, RowMove, WriteOnce
 from shardq.stores.tables import LANES, MEMBERS, QUEUES, RESULTS, Change, ResultNote
 
 if TYPE_CHECKING:
@@ -583,12 +583,12 @@ def test_rows_puts_and_a_line_that_fail_half_way_are_taken_back_whole(store: Sql
     broken = make_row(60_010)._replace(attempt=None)
     unsayable = line._replace(name=object())  # type: ignore[arg-type]
     with pytest.raises(StoreRefused):
-        store.insert_once(line, 60_000, [*rows, broken], puts, 60_000)
+        store.insert([*rows, broken], WriteOnce(line, 60_000, puts, 60_000))
     with pytest.raises(StoreRefused):
-        store.insert_once(unsayable, 60_000, rows, puts, 60_000)
+        store.insert(rows, WriteOnce(unsayable, 60_000, puts, 60_000))
     assert store.read(ALL) == []
     assert store.recorded([mark.entry for mark in (*puts, line)]) == []
-    assert store.insert_once(line, 60_000, rows, puts, 60_000) is None
+    assert store.insert(rows, WriteOnce(line, 60_000, puts, 60_000)) is None
     assert store.read(ALL) == rows
 
 
@@ -597,10 +597,10 @@ def test_a_line_is_looked_for_in_the_transaction_that_writes_it(
 ) -> None:
     rows = [make_row(60_000 + n) for n in range(3)]
     line = Mark(Entry("mail#runs", ids.fixed(1, "bin 0")), 60_000, "3 rows")
-    assert other.insert_once(line, 60_000, rows) is None
+    assert other.insert(rows, WriteOnce(line, 60_000)) is None
     other.delete([row.position for row in rows])
     # What a consumer has finished meanwhile does not come back with a late repeat.
-    assert store.insert_once(line, 60_000, rows) == line
+    assert store.insert(rows, WriteOnce(line, 60_000)) == line
     assert store.read(ALL) == []
 
 

@@ -66,7 +66,7 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers"
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
-ROW_VERBS = {"move", "move_once", "delete"}
+ROW_VERBS = {"move", "delete"}
 SETTLING_ROOM = "lifecycle/settle.py"
 """Where rows move and go: what names them by their places is written before that."""
 

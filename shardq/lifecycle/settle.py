@@ -28,7 +28,7 @@ from shardq.records.keys import MessageKeys
 from shardq.records.ledger import End, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
     from shardq.model.message import Row
@@ -99,7 +99,8 @@ class Settler:
     def carry_out(self, moves: Sequence[RowMove]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do the moves whose old rows still exist; safe to repeat with the same moves.
 
-        A repeat after an unknown outcome does what is left: of a move that was done, nothing.
+        A repeat after an unknown outcome does what is left: of a move that was done, nothing. Other
+        processes may do the same moves, with the same new rows: each message is moved once.
 
         Returns:
             The old positions of messages that others have settled, for which no new row exists; and
@@ -110,16 +111,23 @@ class Settler:
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
         in_steps: list[RowMove] = []
         at_once: list[RowMove] = []
+        marks: dict[Position, list[Mark]] = {}
         gone: set[Position] = set()
         for move in moves:
             row = there.get(move.old)
             if row is None:
                 gone.add(move.old)
-                continue
-            (in_steps if self._goes_in_steps(move, row) else at_once).append(move)
+            elif _leaves(move) and row.key is not None and move.new.key is None:
+                in_steps.append(move)
+            else:
+                at_once.append(move)
+                if crossing := self.ledger.crossing(row, move.new):
+                    marks[move.old] = crossing
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
-        self._store.move(noted(at_once, there))
+        kept_ms = self.ledger.kept_ms(move.new for move in at_once) if marks else 0
+        gone |= self._store.move(noted(at_once, there), marks, kept_ms)
+        self._pointers.after_end([there[move.old] for move in at_once if _leaves(move)])
         repaired = self.repair([move.new for move in moves])
         if gone:
             # An earlier try whose answer was lost has done some of them: their new rows exist.
@@ -145,19 +153,6 @@ class Settler:
         self._repeated(self.carry_out, moves)
         return {move.old for move in moves} - there
 
-    def carry_out_once(
-        self, moves: Sequence[RowMove], marks: Mapping[Position, Sequence[Mark]], kept_ms: int
-    ) -> None:
-        """Do moves whose new rows have fixed ids, each once, though other processes repeat them.
-
-        Args:
-            moves: The moves; their old rows existed a moment ago.
-            marks: Old position -> the marks for the ledgers.
-            kept_ms: How long the marks are kept.
-        """
-        gone = self._store.move_once(noted(moves), marks, kept_ms)
-        self.repair([move.new for move in moves if move.old not in gone])
-
     def _repeated(self, work: Callable[..., T], *given: Any) -> T:
         """Call `work`, and repeat the call if the store fails."""
         for _ in range(_REPEATS):
@@ -168,16 +163,8 @@ class Settler:
                 self._clock.sleep(_REPEAT_S)
         return work(*given)
 
-    def _goes_in_steps(self, move: RowMove, row: Row) -> bool:
-        """True if a move is an end that frees a key or erases a note, or one that is recorded."""
-        old, new = move.old.shard.queue, move.new.shard.queue
-        if old == new:
-            return False
-        has_freed = row.has_place or (row.key is not None and move.new.key is None)
-        return has_freed or self.ledger.covers(old) or self.ledger.covers(new)
-
     def _transfer(self, moves: Sequence[RowMove], rows: Sequence[Row]) -> None:
-        """Move rows from one queue to another, step by step, so that a recorded end is true.
+        """Move rows to another queue where they have no keys, step by step.
 
         If the end were recorded before the other queue has the row, a crash in between would lose
         the message: its only row would be dropped. A crash between these steps leaves a copy.
@@ -191,8 +178,7 @@ class Settler:
     def _leave(self, entering: Sequence[Row], rows: Sequence[Row]) -> None:
         """End rows of this queue that another queue has by now."""
         self.ledger.enter(entering)
-        is_death = entering[0].shard.queue == self._register.dead_name
-        fate = End.DEAD if is_death else End.FORWARDED
+        fate = self.ledger.fate_of(entering[0])
         self.finish(rows, fate, list(map(died_after, entering, rows)))
 
     def take_along(
@@ -432,3 +418,8 @@ class Settler:
             self._store.delete([row.position for row in rows])
         with begun("the rows are deleted"):
             self._pointers.after_end(rows)
+
+
+def _leaves(move: RowMove) -> bool:
+    """True if a move leads into another queue."""
+    return move.old.shard.queue != move.new.shard.queue

@@ -4,7 +4,7 @@
  put ───────────► row stored ──► put recorded ──► reported
  retry ─────────► failure recorded ──► row stored at its new due
  ack, cancel ───► end recorded ──► row deleted
- bury, redrive ─► new row stored ──► put recorded ──► end recorded ──► old row deleted
+ bury, redrive ─► new row stored ──► put and end recorded ──► old row deleted
 ```
 
 A crash after the row is stored leaves a row without a record. A crash after the end is recorded
@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.errors import BadTime, HistoryOff, shown
 from shardq.model import ids, names
 from shardq.model.ids import birth_us
-from shardq.model.message import task_of
+from shardq.model.message import died_after, task_of
 from shardq.model.names import served_queue
 from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of, moment_or_ago_ms
@@ -210,13 +211,37 @@ class Ledger:
         """
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
-            now_ms, member = self._clock.now_ms(), self._member
-            marks = [put_of(row) for row in rows if row.name is not None and row.key is None]
-            marks += (
-                Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
-                for row, attempt in zip(rows, attempts, strict=True)
-            )
-            self._store.record(marks, ttl_ms)
+            ends = map(self._end_marks, rows, repeat(fate), attempts)
+            self._store.record(chain.from_iterable(ends), ttl_ms)
+
+    def _end_marks(self, row: Row, fate: End, attempt: int) -> list[Mark]:
+        now_ms, member = self._clock.now_ms(), self._member
+        end = Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
+        return [end] if row.name is None or row.key is not None else [put_of(row), end]
+
+    def crossing(self, row: Row, new: Row) -> list[Mark]:
+        """The marks of a move: for one into another queue the end in this one, and the put there.
+
+        Args:
+            row: The row of this queue.
+            new: The row after the move.
+        """
+        marks = []
+        if new.shard.queue != row.shard.queue:
+            if self.covers(row.shard.queue):
+                marks += self._end_marks(row, self.fate_of(new), died_after(new, row))
+            if self.covers(new.shard.queue):
+                marks.append(put_of(new))
+        return marks
+
+    def fate_of(self, new: Row) -> End:
+        """How a message ends in this queue that gets a row in another one."""
+        return End.DEAD if new.shard.queue == self._register.dead_name else End.FORWARDED
+
+    def kept_ms(self, rows: Iterable[Row]) -> int:
+        """How long marks of this queue, and of those of some rows, are kept, milliseconds."""
+        queues = {self._register.name, *(row.shard.queue for row in rows)}
+        return max(self._register.settings_of(queue).history_ms for queue in queues)
 
     def fail(self, failures: Iterable[tuple[Row, Try]]) -> None:
         """Record attempts that failed, before the rows move. Idempotent.

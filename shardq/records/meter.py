@@ -40,11 +40,11 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 RUN, LATE, STORE, HTTP, BATCH, ERRORS = "run", "late", "store", "http", "batch", "errors"
 _MANY = 20
 _VERBS = (
-    *("insert", "delete", "find", "move", "move_once", "edit", "read", "count"),
+    *("insert", "delete", "find", "move", "edit", "read", "count"),
     *("total", "rows_in", "seek", "occupied", "occupied_queues", "next_minute", "mend_index"),
     *("take", "renew", "release", "locks", "lane_locks", "waiting", "list_minutes"),
     *("note", "notes", "notes_of", "erase", "records", "write_records"),
-    *("record", "recorded", "insert_once"),
+    *("record", "recorded"),
 )
 """Calls of a store that are timed: `indexed`, `shards` and `history` return before they read."""
 

@@ -12,11 +12,11 @@ from shardq.errors import begun
 from shardq.stores.store import Logs, Registers, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, RowMove
+    from shardq.stores.store import Mark, RowMove, WriteOnce
     from shardq.stores.tables import Change, Partition, Table
 
 
@@ -24,44 +24,28 @@ class _Parts(Rows, Registers, Logs, Protocol):
     """The parts of a store that these verbs use."""
 
 
-def insert_once(
-    store: _Parts,
-    line: Mark,
-    line_ttl_ms: int,
-    rows: Sequence[Row],
-    marks: Sequence[Mark],
-    ttl_ms: int,
-) -> Mark | None:
+def insert(store: _Parts, rows: Iterable[Row], once: WriteOnce) -> Mark | None:
     """Look for a line; if it is missing, write rows, marks and the line, in this order."""
-    for mark in store.recorded([line.entry]):
+    for mark in store.recorded([once.line.entry]):
         if mark.due_ms is not None:
             return mark
     store.insert(rows)
     with begun("the rows are written"):
-        store.record(marks, ttl_ms)
-        store.record([line], line_ttl_ms)
+        store.record(once.marks, once.ttl_ms)
+        store.record([once.line], once.line_ttl_ms)
     return None
 
 
-def move_once(
+def move(
     store: _Parts,
     moves: Sequence[RowMove],
     marks: Mapping[Position, Sequence[Mark]],
     ttl_ms: int,
-) -> set[Position]:
-    """Write new rows, then marks and notes, then delete the old rows."""
+) -> None:
+    """Write new rows, then their marks and notes, then delete the old rows."""
     store.insert([move.new for move in moves])
     with begun("the new rows are written"):
         store.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
-        _note(store, moves)
-        store.delete([move.old for move in moves])
-    return set()
-
-
-def move_noted(store: _Parts, moves: Sequence[RowMove]) -> None:
-    """Write new rows, then their notes, then delete the old rows."""
-    store.insert([move.new for move in moves])
-    with begun("the new rows are written"):
         _note(store, moves)
         store.delete([move.old for move in moves])
 

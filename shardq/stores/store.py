@@ -1,11 +1,11 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
 ```
- Rows       insert delete find move move_once edit read count total rows_in seek
+ Rows       insert delete find move edit read count total rows_in seek
             occupied occupied_queues next_minute indexed mend_index shards
  Leases     take renew release locks lane_locks waiting list_minutes
  Registers  note notes notes_of erase records write_records
- Logs       record recorded history insert_once
+ Logs       record recorded history
  Store      all of these, and open close clocks changed
 ```
 
@@ -22,6 +22,7 @@ through.
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from shardq.errors import StoreCorrupt, shown
@@ -287,6 +288,26 @@ class Mark(NamedTuple):
         return self
 
 
+class WriteOnce(NamedTuple):
+    """Has rows written once: a line of the ledger that records the write, and the rows' marks.
+
+    Attributes:
+        line: A put, usually of a pseudo queue such as `mail#runs`; its name holds the text.
+        line_ttl_ms: How long the line is kept. A later call writes again.
+        marks: The puts of the rows, if their queue keeps a history.
+        ttl_ms: How long the marks are kept.
+    """
+
+    line: Mark
+    line_ttl_ms: int
+    marks: Sequence[Mark] = ()
+    ttl_ms: int = 0
+
+
+NO_MARKS: Mapping[Position, Sequence[Mark]] = MappingProxyType({})
+"""The marks of moves within a queue: none."""
+
+
 def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
     """The error for a ledger row with a value that shardq never records."""
     queue, minute, part = entry.place
@@ -300,7 +321,7 @@ def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
 class Rows(Protocol):
     """Rows of messages: written at their births, read, moved, deleted, counted."""
 
-    def insert(self, rows: Iterable[Row]) -> None:
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
         """Write rows, each at its birth. Idempotent.
 
         The rows may come in any order; they are taken lazily, in full batches. Rows of one shard
@@ -308,6 +329,23 @@ class Rows(Protocol):
         second of their births become visible in the order given. Returns when every row is
         acknowledged.
         Cassandra: a deleted row stays deleted however often its insert is repeated.
+
+        With `once` the rows are written with its marks and its line, unless the line's put is
+        recorded: then another call has written the rows.
+        SQLite: one transaction reads the line and writes all. Of several calls with one line, from
+        any process, one writes. The rows may have been deleted since. Others wait meanwhile, 15 us
+        a row.
+        Cassandra: reads the line, then writes rows, marks and line, each acknowledged before the
+        next: four round trips for a few rows. A repeat, or a second call at the same time, writes
+        the same again. Within gc_grace that changes nothing; a later caller first checks whether
+        the rows exist.
+
+        Args:
+            rows: The rows; the same in every call with the same line.
+            once: The line that records the write, and the marks of the rows; None: neither.
+
+        Returns:
+            The line as recorded, with its end if it has one; None if this call wrote the rows.
 
         Raises:
             StoreTimeout, StoreUnavailable: Some rows may be written; repeating all is safe.
@@ -323,36 +361,34 @@ class Rows(Protocol):
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """The rows that exist at these positions, in any order; one read a shard."""
 
-    def move(self, moves: Iterable[RowMove]) -> None:
-        """Write each new row and its note, and delete the old row; atomically, or in that order.
-
-        Repeating it is safe. The caller has checked that the old rows exist.
-        """
-
-    def move_once(
+    def move(
         self,
-        moves: Sequence[RowMove],
-        marks: Mapping[Position, Sequence[Mark]],
-        ttl_ms: int,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
     ) -> set[Position]:
-        """Do the moves whose old rows exist, though other processes may do the same moves.
+        """Write each new row, its marks and its note, and delete the old row.
 
-        SQLite: one transaction, which also checks the old rows: each row is moved once.
-        Cassandra: new rows, marks, deletes of the old rows, each acknowledged before the next,
-        three round trips for a few rows. The caller has checked that the old rows exist. Within
-        gc_grace a repeat with the same new rows, in any process, changes nothing.
+        Atomically, or in that order. Repeating it is safe.
+
+        SQLite: a transaction for each batch, which does the moves whose old rows exist. So of
+        several processes that do the same moves one does each.
+        Cassandra: does all moves; the caller has checked that the old rows exist. A logged batch
+        has a few. A move that is large, or has marks or a note, goes step by step, each
+        acknowledged before the next. Within gc_grace a repeat with the same new rows, in any
+        process, changes nothing.
 
         Args:
-            moves: Few enough for one transaction, for which others wait: 30 us each.
-            marks: Old position -> the marks to record with the move: the end of one entry, and the
-                put of the other.
+            moves: The moves.
+            marks: Old position -> the marks to record with the move, for a move into another
+                queue: the end of one entry, and the put of the other.
             ttl_ms: How long the marks are kept.
 
         Returns:
             The old positions that were gone and for which nothing was written. On Cassandra none.
 
         Raises:
-            StoreTimeout, StoreUnavailable: On Cassandra some may be done; repeating is safe.
+            StoreTimeout, StoreUnavailable: Some may be done; repeating is safe.
         """
 
     def edit(self, rows: Iterable[Row]) -> None:
@@ -621,7 +657,7 @@ class Registers(Protocol):
 
 
 class Logs(Protocol):
-    """The ledger: how each message entered and ended, and rows that are written with a mark."""
+    """The ledger: how each message entered and ended."""
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
         """Add marks to the ledger: puts, at the entry's time, ends, and attempts that failed.
@@ -632,39 +668,6 @@ class Logs(Protocol):
         Args:
             marks: Taken lazily, in full batches.
             ttl_ms: How long each is kept from now on.
-        """
-
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """Write rows, the marks of their puts, and a line that records the write.
-
-        Writes nothing if the line's put is recorded: then another call has written the rows.
-
-        SQLite: one transaction reads the line and writes all. Of several calls with one line, from
-        any process, one writes. The rows may have been deleted since.
-        Cassandra: reads the line, then writes rows, marks and line, each acknowledged before the
-        next: four round trips for a few rows, else as many as `insert` and `record` need. A repeat,
-        or a second call at the same time, writes the same again. Within gc_grace that changes
-        nothing, and deleted rows stay deleted; a later caller first checks whether the rows exist.
-
-        Args:
-            line: A put, usually of a pseudo queue such as `mail#runs`; its name holds the text.
-            line_ttl_ms: How long the line is kept. A later call writes again.
-            rows: The same with every call. On SQLite other writers wait meanwhile, 15 us a row.
-            marks: The puts of the rows, if their queue keeps a history.
-            ttl_ms: How long the marks are kept.
-
-        Returns:
-            The line as recorded, with its end if it has one; None if this call wrote it.
-
-        Raises:
-            StoreTimeout, StoreUnavailable: On Cassandra some may be written; repeating is safe.
         """
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:

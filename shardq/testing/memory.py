@@ -8,7 +8,7 @@ from shardq.clock import BootTime
 from shardq.connection import Connection
 from shardq.model.names import is_dead_queue
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import NEVER, Slice
+from shardq.stores.store import NEVER, NO_MARKS, Slice
 from shardq.stores.tables import QUEUES, SCHEDULES
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import QueueOptions
     from shardq.model.shard import Position, Shard
     from shardq.queue import Queue
-    from shardq.stores.store import Mark, RowMove
+    from shardq.stores.store import Mark, RowMove, WriteOnce
     from shardq.stores.tables import Change, QueueRecord, Refused, Table
     from shardq.testing.clock import ManualClock
 
@@ -57,38 +57,24 @@ class MemoryStore(SqliteStore):
         self._on_rows = on_rows
         self._on_settings = on_settings
 
-    def insert(self, rows: Iterable[Row]) -> None:
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
         """See `SqliteStore.insert`."""
         written = tuple(rows)
-        super().insert(written)
-        self._on_rows(self, written, is_move=False)
-
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """See `SqliteStore.insert_once`."""
-        before = super().insert_once(line, line_ttl_ms, rows, marks, ttl_ms)
+        before = super().insert(written, once)
         if before is None:
-            self._on_rows(self, rows, is_move=False)
+            self._on_rows(self, written, is_move=False)
         return before
 
-    def move(self, moves: Iterable[RowMove]) -> None:
+    def move(
+        self,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
+    ) -> set[Position]:
         """See `SqliteStore.move`."""
         asked = tuple(moves)
-        super().move(asked)
-        self._on_rows(self, [move.new for move in asked], is_move=True)
-
-    def move_once(
-        self, moves: Sequence[RowMove], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
-    ) -> set[Position]:
-        """See `SqliteStore.move_once`."""
-        gone = super().move_once(moves, marks, ttl_ms)
-        self._on_rows(self, [move.new for move in moves if move.old not in gone], is_move=True)
+        gone = super().move(asked, marks, ttl_ms)
+        self._on_rows(self, [move.new for move in asked if move.old not in gone], is_move=True)
         return gone
 
     def write_records(self, table: Table[Any, Any], changes: Sequence[Change]) -> Refused:

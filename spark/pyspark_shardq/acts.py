@@ -37,9 +37,9 @@ from shardq.model.message import revived
 from shardq.model.names import dead_queue
 from shardq.model.shard import Position, Shard, spans
 from shardq.model.times import ceil_ms
-from shardq.records.ledger import End, entry_of, put_of
+from shardq.records.ledger import End, entry_of
 from shardq.records.stats import Totals
-from shardq.stores.store import Mark, RowMove
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -265,22 +265,8 @@ class PartActor:
             kept = [row for row in rows if row.position in taken]
             plain = [row for row in rows if row.key is None]
             return kept + (self._put_back(plain, at_ms) if plain else [])
-        marks = {
-            move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
-        }
-        kept_ms = max(self._dead.settings.history_ms, self._register.settings.history_ms)
-        self._settler.carry_out_once(moves, marks, kept_ms)
+        self._dead_settler.carry_out(moves)
         return []
-
-    def _marks(self, row: Row, new: Row) -> list[Mark]:
-        """The ledgers' marks of a message that is put back, as `Settler` records such a move."""
-        marks = []
-        if self._dead.settings.history_ms:
-            now_ms, fate = self._clock.now_ms(), End.FORWARDED.value
-            marks.append(Mark(entry_of(row), None, None, fate, now_ms, row.attempt, self._member))
-        if self._register.settings.history_ms:
-            marks.append(put_of(new))
-        return marks
 
     def _put_back_before(self, rows: list[Row], at_ms: int) -> list[Row]:
         """The rows that may have been put back and finished since.

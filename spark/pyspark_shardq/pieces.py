@@ -33,7 +33,7 @@ from shardq.lifecycle.home import QueueHome
 from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of, put_of
-from shardq.stores.store import Mark
+from shardq.stores.store import Mark, WriteOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -350,7 +350,7 @@ class Pieces:
         marks: list[Mark] = []
         if history_ms:
             marks = [put_of(row) for row in rows]
-        return self._store.insert_once(line, LINE_TTL_MS, rows, marks, history_ms)
+        return self._store.insert(rows, WriteOnce(line, LINE_TTL_MS, marks, history_ms))
 
     def _in_doubt(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
         """Divide rows into those that can be written, and those in doubt.

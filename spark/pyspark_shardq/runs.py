@@ -25,7 +25,7 @@ from shardq.model import ids
 from shardq.model.times import LATEST_MS, moment_of
 from shardq.records.folded import stored_totals
 from shardq.records.stats import StatsRow
-from shardq.stores.store import Entry, Mark
+from shardq.stores.store import Entry, Mark, WriteOnce
 from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import Settings
     from shardq.records.register import Register
     from shardq.records.stats import Totals
-    from shardq.stores.store import Logs, Registers
+    from shardq.stores.store import Logs, Registers, Store
 
 SUFFIX = "#runs"
 """The suffix of the pseudo queue that has the lines of a queue's runs; no name has its sign."""
@@ -201,9 +201,9 @@ def mark_of(entry: Entry, says: Mapping[str, Any]) -> Mark:
     return Mark(entry, ids.birth_us(entry.id) // 1_000, text)
 
 
-def agreed(store: Logs, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
+def agreed(store: Store, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
     """Write a line unless there is one; returns the content of the stored line."""
-    store.insert_once(mark_of(entry, says), LINE_TTL_MS, ())
+    store.insert((), WriteOnce(mark_of(entry, says), LINE_TTL_MS))
     found = line_of(store, entry).says
     return dict(says) if found is None else found
 

@@ -15,7 +15,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
 from shardq.model.shard import Shard
 from shardq.stores import steps
-from shardq.stores.store import LeaseState
+from shardq.stores.store import NO_MARKS, LeaseState
 from simulated.calls import Calls, Result
 from simulated.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, RowMove
+    from shardq.stores.store import Mark, RowMove, WriteOnce
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process
@@ -61,34 +61,17 @@ class SimulatedStore(Calls):
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def insert(self, rows: Iterable[Row]) -> None:
-        """Write rows at their births."""
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
+        """Write rows at their births; with `once` unless its line is there."""
+        if once is not None:
+            return steps.insert(self, rows, once)
         for chunk in _chunks(rows):
             self._insert(chunk)
+        return None
 
     def _insert(self, rows: list[Row]) -> None:
         write = self._cells.write
         self._write("insert", rows, _row_id, lambda row: write(row, self.written_us(row)))
-
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """Look for a line; where it is not there, write rows, marks and the line, in this order."""
-        return steps.insert_once(self, line, line_ttl_ms, rows, marks, ttl_ms)
-
-    def move_once(
-        self,
-        moves: Sequence[RowMove],
-        marks: Mapping[Position, Sequence[Mark]],
-        ttl_ms: int,
-    ) -> set[Position]:
-        """Write new rows, then marks, then delete the old rows."""
-        return steps.move_once(self, moves, marks, ttl_ms)
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows a second after their births."""
@@ -100,23 +83,30 @@ class SimulatedStore(Calls):
             "delete", positions, _position_id, lambda one: self._cells.delete(one, at_us[one.shard])
         )
 
-    def move(self, moves: Iterable[RowMove]) -> None:
+    def move(
+        self,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
+    ) -> set[Position]:
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
         small: list[RowMove] = []
         large: list[RowMove] = []
-        noted: list[RowMove] = []
+        in_steps: list[RowMove] = []
         asked = list(moves)
         self._network.on_move(asked)
         for move in asked:
             is_large = len(move.new.body) + ROW_BYTES > self._network.weather.move_bytes
-            (noted if move.note is not None else large if is_large else small).append(move)
+            is_in_steps = move.note is not None or move.old in marks
+            (in_steps if is_in_steps else large if is_large else small).append(move)
         self._move(small)
-        if noted:
-            steps.move_noted(self, noted)
+        if in_steps:
+            steps.move(self, in_steps, marks, ttl_ms)
         if large:
             self._move_large(large)
         if self._process is not None:
             self._network.on_moved(self._process, asked)
+        return set()
 
     def _move_large(self, moves: list[RowMove]) -> None:
         self._insert([move.new for move in moves])

@@ -21,7 +21,7 @@ from shardq.model.ids import from_order_key
 from shardq.model.message import Row
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import LeaseState
+from shardq.stores.store import NO_MARKS, LeaseState
 from simulated.calls import Calls, Result
 from simulated.network import DONE, REFUSED
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, RowMove
+    from shardq.stores.store import Mark, RowMove, WriteOnce
     from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from simulated.network import Network
     from simulated.scheduler import Process, Scheduler
@@ -112,7 +112,8 @@ class LocalTables:
         self._told.clear()
         result = work()
         self.commits += 1
-        told, self._told = self._told, []
+        # Within a transaction nobody sees a row gone before the row that it became is there.
+        told, self._told = sorted(self._told, key=lambda one: one[0] == "deleted"), []
         for what, row in told:
             {"written": self.on_write, "deleted": self.on_delete, "edited": self.on_edit}[what](row)
         return result
@@ -209,61 +210,47 @@ class LocalStore(Calls):
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def insert(self, rows: Iterable[Row]) -> None:
-        """Write rows in one transaction."""
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
+        """Write rows in one transaction; with `once` its marks and line too, unless it is there."""
         # One alone has a statement of its own, which goes by the tuple.
         asked = tuple(rows)
-        self._write_all("insert", [row.id for row in asked], lambda: self._store.insert(asked))
-
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """Write rows, marks and a line, unless the line is there, in one transaction."""
+        about = [row.id for row in asked]
+        if once is None:
+            self._write_all("insert", about, lambda: self._store.insert(asked))
+            return None
 
         def work() -> Mark | None:
-            return self._store.insert_once(line, line_ttl_ms, rows, marks, ttl_ms)
+            return self._store.insert(asked, once)
 
-        return self._write(
-            "insert_once",
-            [row.id for row in rows],
-            lambda: self._telling([*marks, line], work),
-        )
+        told = [*once.marks, once.line]
+        return self._write("insert", about, lambda: self._telling(told, work))
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows."""
         asked = list(positions)
         self._write_all("delete", [one.id for one in asked], lambda: self._store.delete(asked))
 
-    def move(self, moves: Iterable[RowMove]) -> None:
-        """Write each new row and delete its old one, in one transaction."""
+    def move(
+        self,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
+    ) -> set[Position]:
+        """Do those moves whose old rows are there, with their marks, in one transaction."""
         asked = list(moves)
         self._network.on_move(asked)
         if not asked:
-            return
-        about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]
-        self._write("move", about, lambda: self._store.move(asked))
-        if self._process is not None:
-            self._network.on_moved(self._process, asked)
-
-    def move_once(
-        self,
-        moves: Sequence[RowMove],
-        marks: Mapping[Position, Sequence[Mark]],
-        ttl_ms: int,
-    ) -> set[Position]:
-        """Do those moves whose old rows are there, with their marks, in one transaction."""
+            return set()
 
         def work() -> set[Position]:
-            return self._store.move_once(moves, marks, ttl_ms)
+            return self._store.move(asked, marks, ttl_ms)
 
         told = [mark for some in marks.values() for mark in some]
-        about = [row_id for move in moves for row_id in (move.old.id, move.new.id)]
-        return self._write("move_once", about, lambda: self._telling(told, work))
+        about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]
+        gone = self._write("move", about, lambda: self._telling(told, work))
+        if self._process is not None:
+            self._network.on_moved(self._process, asked)
+        return gone
 
     def edit(self, rows: Iterable[Row]) -> None:
         """Edit rows that are there with lower serials."""

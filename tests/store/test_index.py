@@ -9,7 +9,7 @@ import pytest
 from shardq import clock
 from shardq.model.ids import row_ids
 from shardq.model.settings import FIRST_LANE_MAX
-from shardq.stores.store import NEVER, Entry, Mark, RowMove
+from shardq.stores.store import NEVER, Entry, Mark, RowMove, WriteOnce
 from shardq.stores.tables import PLACES, STATS, Change, Note
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def by_single_inserts(store: Store, queue: str) -> list[Row]:
 
 def by_a_line(store: Store, queue: str) -> list[Row]:
     rows, line = scattered(queue), Entry(f"{queue}#runs", row_ids.next(BASE_MS * 1_000))
-    store.insert_once(Mark(line, BASE_MS, "line"), LONG_MS, rows)
+    store.insert(rows, WriteOnce(Mark(line, BASE_MS, "line"), LONG_MS))
     return rows
 
 
@@ -146,7 +146,7 @@ def by_moves_of_old_rows_that_are_there(store: Store, queue: str) -> list[Row]:
     old = scattered(queue, 20)
     store.insert(old)
     moves = moves_of(old)
-    store.move_once(moves, {}, LONG_MS)
+    store.move(moves, {}, LONG_MS)
     return [move.new for move in moves]
 
 

@@ -24,6 +24,7 @@ from shardq.stores.store import (
     Mark,
     RowMove,
     Try,
+    WriteOnce,
 )
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def fixed_rows(queue: str, count: int) -> list[Row]:
 
 def test_rows_their_puts_and_their_line_are_written_together(store: Store, queue: str) -> None:
     rows, line = fixed_rows(queue, 250), a_line(queue)
-    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) is None
+    assert store.insert(rows, WriteOnce(line, LONG_MS, puts_of(rows), LONG_MS)) is None
     assert read_back(store, rows) == in_order(rows)
     assert store.recorded([line.entry]) == [line]
     assert sorted(store.recorded([mark.entry for mark in puts_of(rows)])) == sorted(puts_of(rows))
@@ -250,11 +251,11 @@ def test_rows_their_puts_and_their_line_are_written_together(store: Store, queue
 
 def test_what_has_a_line_is_not_written_again(store: Store, queue: str) -> None:
     rows, line = fixed_rows(queue, 20), a_line(queue)
-    store.insert_once(line, LONG_MS, rows)
+    store.insert(rows, WriteOnce(line, LONG_MS))
     store.delete([row.position for row in rows[:10]])
-    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) == line
+    assert store.insert(rows, WriteOnce(line, LONG_MS, puts_of(rows), LONG_MS)) == line
     others = [make_row(queue, BASE_MS + 99)]
-    assert store.insert_once(line._replace(name="another"), LONG_MS, others) == line
+    assert store.insert(others, WriteOnce(line._replace(name="another"), LONG_MS)) == line
     assert read_back(store, [*rows, *others]) == in_order(rows[10:])
     assert store.recorded([mark.entry for mark in puts_of(rows)]) == []
 
@@ -263,18 +264,18 @@ def test_a_line_that_is_begun_is_not_written_yet(store: Store, queue: str) -> No
     rows, line = fixed_rows(queue, 5), a_line(queue)
     begun = Mark(line.entry, None, None, "begun", BASE_MS + 3, 0, "me")
     store.record([begun], LONG_MS)
-    assert store.insert_once(line, LONG_MS, rows) is None
+    assert store.insert(rows, WriteOnce(line, LONG_MS)) is None
     assert read_back(store, rows) == in_order(rows)
     told = both(line, begun)
     assert store.recorded([line.entry]) == [told]
-    assert store.insert_once(line, LONG_MS, rows) == told
+    assert store.insert(rows, WriteOnce(line, LONG_MS)) == told
 
 
 def test_what_was_written_in_part_is_completed(store: Store, queue: str) -> None:
     rows, line = fixed_rows(queue, 20), a_line(queue)
     store.insert(rows[:13])
     store.record(puts_of(rows[:7]), LONG_MS)
-    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) is None
+    assert store.insert(rows, WriteOnce(line, LONG_MS, puts_of(rows), LONG_MS)) is None
     assert read_back(store, rows) == in_order(rows)
     assert sorted(store.recorded([mark.entry for mark in puts_of(rows)])) == sorted(puts_of(rows))
 
@@ -283,7 +284,7 @@ def test_each_line_has_rows_of_its_own_and_may_have_none(store: Store, queue: st
     rows = fixed_rows(queue, 3)
     lines = [a_line(queue, part) for part in ("a", "b", "c")]
     for line, part in zip(lines, (rows[:2], rows[2:], []), strict=True):
-        assert store.insert_once(line, LONG_MS, part) is None
+        assert store.insert(part, WriteOnce(line, LONG_MS)) is None
     assert read_back(store, rows) == in_order(rows)
     minutes = range(BASE_MINUTE, BASE_MINUTE + 1)
     assert sorted(store.history(f"{queue}#runs", minutes)) == sorted(lines)
@@ -298,7 +299,7 @@ def test_of_many_who_write_one_line_at_once_each_row_is_there_once(
 
     def write() -> Mark | None:
         start.wait()
-        return store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS)
+        return store.insert(rows, WriteOnce(line, LONG_MS, puts_of(rows), LONG_MS))
 
     with ThreadPoolExecutor(4) as pool:
         told = [one.result() for one in [pool.submit(write) for _ in range(4)]]
@@ -330,7 +331,7 @@ def test_rows_move_with_their_marks(store: Store, queue: str) -> None:
     store.insert(rows)
     moves = moves_of(rows[20:], queue + "x")
     marks = marks_of(moves)
-    assert store.move_once(moves, marks, LONG_MS) == set()
+    assert store.move(moves, marks, LONG_MS) == set()
     assert read_back(store, rows) == in_order(rows[:20])
     new = [move.new for move in moves]
     assert read_back(store, new) == in_order(new)
@@ -341,8 +342,8 @@ def test_rows_move_with_their_marks(store: Store, queue: str) -> None:
 def test_moves_without_marks_are_done_too_and_none_are_fine(store: Store, queue: str) -> None:
     rows = fixed_rows(queue, 2)
     store.insert(rows)
-    assert store.move_once([], {}, 0) == set()
-    assert store.move_once(moves_of(rows[:1], queue + "x"), {}, 0) == set()
+    assert store.move([], {}, 0) == set()
+    assert store.move(moves_of(rows[:1], queue + "x"), {}, 0) == set()
     assert read_back(store, rows) == rows[1:]
 
 
@@ -350,10 +351,10 @@ def test_a_move_that_is_done_again_brings_back_nothing(store: Store, queue: str,
     rows = fixed_rows(queue, 10)
     store.insert(rows)
     moves = moves_of(rows, queue + "x")
-    store.move_once(moves, marks_of(moves), LONG_MS)
+    store.move(moves, marks_of(moves), LONG_MS)
     new = [move.new for move in moves]
     store.delete([row.position for row in new[:4]])
-    gone = store.move_once(moves, marks_of(moves), LONG_MS)
+    gone = store.move(moves, marks_of(moves), LONG_MS)
     if kind in ("memory", "file"):
         assert gone == {move.old for move in moves}
     assert read_back(store, new) == in_order(new[4:])
@@ -378,7 +379,7 @@ def test_twins_move_each_row_once_whatever_their_calls_meet(seed: int, local: bo
                     with suppress(StoreError):
                         there = {row.position for row in store.find(move.old for move in part)}
                         left = [move for move in part if move.old in there]
-                        store.move_once(left, marks_of(left), kept_ms)
+                        store.move(left, marks_of(left), kept_ms)
                         is_done = True
                 # A consumer has finished some; what the twin repeats brings none back.
                 with suppress(StoreError):
@@ -413,7 +414,7 @@ def test_twins_write_each_row_once_whatever_their_calls_meet(seed: int, local: b
                 is_written = False
                 while not is_written:
                     with suppress(StoreError):
-                        store.insert_once(line, kept_ms, part, puts_of(part), kept_ms)
+                        store.insert(part, WriteOnce(line, kept_ms, puts_of(part), kept_ms))
                         is_written = True
                 # A consumer has finished some; what the twin repeats brings none back.
                 with suppress(StoreError):
@@ -433,9 +434,9 @@ def test_twins_write_each_row_once_whatever_their_calls_meet(seed: int, local: b
 
 def test_a_line_is_kept_for_its_time(store: Store, queue: str, lapse: Lapse) -> None:
     rows, line = fixed_rows(queue, 2), a_line(queue)
-    store.insert_once(line, TTL_MS, rows[:1], puts_of(rows[:1]), LONG_MS)
+    store.insert(rows[:1], WriteOnce(line, TTL_MS, puts_of(rows[:1]), LONG_MS))
     lapse(TTL_MS, lambda: not store.recorded([line.entry]))
     assert store.recorded([puts_of(rows)[0].entry]) == puts_of(rows[:1])
-    assert store.insert_once(line, LONG_MS, rows[1:]) is None
+    assert store.insert(rows[1:], WriteOnce(line, LONG_MS)) is None
     assert read_back(store, rows) == in_order(rows)
     assert store.recorded([line.entry]) == [line]

@@ -403,7 +403,7 @@ def test_a_row_moves_with_its_note(store: Store, queue: str) -> None:
         store.move([move])
     assert store.notes(LANES, (queue,)) == {1: 9}
     again = [RowMove(one.new.position, make_row(queue, BASE_MS, 3), one.note) for one in moves[:1]]
-    assert store.move_once(again, {}, LONG_MS) == set()
+    assert store.move(again) == set()
     assert read_back(store, [*olds, *news, again[0].new]) == [
         *in_order([*back[1:], *news[3:], again[0].new])
     ]

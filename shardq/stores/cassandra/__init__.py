@@ -46,6 +46,7 @@ from shardq.stores.cassandra.leases import Leases
 from shardq.stores.cassandra.registers import Registers
 from shardq.stores.cassandra.rows import Rows
 from shardq.stores.cassandra.session import Session
+from shardq.stores.store import NO_MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, RowMove
+    from shardq.stores.store import Mark, RowMove, WriteOnce
     from shardq.stores.tables import Change, K, Refused, Table, V
 
 __all__ = ["Address", "CassandraStore"]
@@ -127,38 +128,31 @@ class CassandraStore(Rows, Leases, Registers, Logs):
         """
         return schema.schema_text(address or Address(hosts=()))
 
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """Look for a line; if it is missing, write rows, marks and the line, in this order."""
-        return steps.insert_once(self, line, line_ttl_ms, rows, marks, ttl_ms)
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
+        """Write rows at their births; with `once` unless its line exists, step by step."""
+        if once is not None:
+            return steps.insert(self, rows, once)
+        self.insert_rows(rows)
+        return None
 
-    def move_once(
+    def move(
         self,
-        moves: Sequence[RowMove],
-        marks: Mapping[Position, Sequence[Mark]],
-        ttl_ms: int,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
     ) -> set[Position]:
-        """Write new rows, then marks, then delete the old rows."""
-        return steps.move_once(self, moves, marks, ttl_ms)
+        """Write new rows and delete old ones; moves with marks or a note step by step."""
+        in_steps: list[RowMove] = []
+        self.move_rows(_others(moves, marks, in_steps))
+        if in_steps:
+            steps.move(self, in_steps, marks, ttl_ms)
+        return set()
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
         """Change records by LWT, then insert and delete the messages' rows of applied changes."""
         done, refused = self.change_records(table, changes)
         steps.follow(self, done)
         return refused
-
-    def move(self, moves: Iterable[RowMove]) -> None:
-        """Write new rows and delete old ones; moves with a note step by step."""
-        noted: list[RowMove] = []
-        super().move(_without_notes(moves, noted))
-        if noted:
-            steps.move_noted(self, noted)
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
         """`address:port` of each live node -> a function that reads its clock.
@@ -187,10 +181,12 @@ class CassandraStore(Rows, Leases, Registers, Logs):
         return self.address.shown
 
 
-def _without_notes(moves: Iterable[RowMove], noted: list[RowMove]) -> Iterator[RowMove]:
-    """The moves without a note; adds the others to `noted`."""
+def _others(
+    moves: Iterable[RowMove], marks: Mapping[Position, Sequence[Mark]], in_steps: list[RowMove]
+) -> Iterator[RowMove]:
+    """The moves without marks and note; adds the others to `in_steps`."""
     for move in moves:
-        if move.note is None:
+        if move.note is None and move.old not in marks:
             yield move
         else:
-            noted.append(move)
+            in_steps.append(move)

@@ -152,7 +152,7 @@ class Rows:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def insert(self, rows: Iterable[Row]) -> None:
+    def insert_rows(self, rows: Iterable[Row]) -> None:
         """Write rows at their births."""
         noted: set[Shard] = set()
         self._session.write(self._inserts(rows, noted))
@@ -162,14 +162,14 @@ class Rows:
         """Delete rows a second after their births."""
         self._session.write(self._deletes(positions))
 
-    def move(self, moves: Iterable[RowMove]) -> None:
+    def move_rows(self, moves: Iterable[RowMove]) -> None:
         """Write new rows and delete old ones: in logged batches or, if too large, in that order."""
         large: list[RowMove] = []
         noted: set[Shard] = set()
         self._session.write(self._moves(moves, large, noted), window=MOVE_WINDOW)
         self._minutes.remember(noted)
         if large:
-            self.insert(move.new for move in large)
+            self.insert_rows(move.new for move in large)
             with begun("the new rows are written"):
                 self.delete(move.old for move in large)
 

@@ -29,14 +29,14 @@ from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
 from shardq.stores.sqlite.history import SqliteHistory
 from shardq.stores.sqlite.registers import IN_FORCE, SqliteRegisters
-from shardq.stores.store import NEVER, LeaseState, Tally, Total
+from shardq.stores.store import NEVER, NO_MARKS, LeaseState, Tally, Total
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, RowMove, Slice
+    from shardq.stores.store import Mark, RowMove, Slice, WriteOnce
     from shardq.stores.tables import Change
 
 NODE = "sqlite"
@@ -259,40 +259,36 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     # Rows ----------------------------------------------------------------------------------------
 
-    def insert(self, rows: Iterable[Row]) -> None:
-        """Write rows, a transaction for each batch. Idempotent while the rows exist.
+    def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
+        """Write rows, a transaction for each batch; with `once` all in one, unless its line exists.
 
-        Rows are gathered before the write lock is taken, so that nobody waits for a slow iterable.
+        Idempotent while the rows exist. Rows are gathered before the write lock is taken, so that
+        nobody waits for a slow iterable.
         """
+        if once is not None:
+            return self._insert_once(rows, once)
         if isinstance(rows, tuple) and len(rows) == 1:
             statement, values = _inserted(rows[0])
             self._write(statement, values)
-            return
+            return None
         for batch in _cut(rows, _row_bytes):
             inserts = _inserts(batch)
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
                 _insert(connection, inserts)
+        return None
 
-    def insert_once(
-        self,
-        line: Mark,
-        line_ttl_ms: int,
-        rows: Sequence[Row],
-        marks: Sequence[Mark] = (),
-        ttl_ms: int = 0,
-    ) -> Mark | None:
-        """Write rows, marks and a line, unless the line exists; all in one transaction."""
+    def _insert_once(self, rows: Iterable[Row], once: WriteOnce) -> Mark | None:
         inserts = _inserts(rows)
         with self._database.transaction() as connection:
-            before = self._recorded_line(connection, line.entry)
+            before = self._recorded_line(connection, once.line.entry)
             if before is not None:
                 return before
             self.counters["batches"] += 1
             _insert(connection, inserts)
-            if marks:
-                self._record(connection, marks, ttl_ms)
-            self._record(connection, [line], line_ttl_ms)
+            if once.marks:
+                self._record(connection, once.marks, once.ttl_ms)
+            self._record(connection, [once.line], once.line_ttl_ms)
         return None
 
     def delete(self, positions: Iterable[Position]) -> None:
@@ -312,37 +308,28 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
             self._count_read(len(found), "find")
         return found
 
-    def move(self, moves: Iterable[RowMove]) -> None:
-        """Write each new row and delete its old one, in one transaction. Idempotent."""
+    def move(
+        self,
+        moves: Iterable[RowMove],
+        marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
+        ttl_ms: int = 0,
+    ) -> set[Position]:
+        """Do the moves whose old rows exist, with their marks; a transaction for each batch."""
+        gone: set[Position] = set()
         for batch in _cut(moves, _move_bytes):
-            inserts = _inserts(move.new for move in batch)
-            left = [_placed(move.old) for move in batch]
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
-                _insert(connection, inserts)
-                self._note_all(connection, [move.note for move in batch if move.note is not None])
-                connection.executemany(_DELETE, left)
-
-    def move_once(
-        self,
-        moves: Sequence[RowMove],
-        marks: Mapping[Position, Sequence[Mark]],
-        ttl_ms: int,
-    ) -> set[Position]:
-        """Do the moves whose old rows exist, with their marks; all in one transaction."""
-        gone: set[Position] = set()
-        recorded: list[Mark] = []
-        with self._database.transaction() as connection:
-            self.counters["batches"] += 1
-            for move in moves:
-                if connection.execute(_DELETE, _placed(move.old)).rowcount:
-                    connection.execute(*_inserted(move.new))
-                    self._note_all(connection, () if move.note is None else (move.note,))
-                    recorded += marks.get(move.old, ())
-                else:
-                    gone.add(move.old)
-            if recorded:
-                self._record(connection, recorded, ttl_ms)
+                done = []
+                for move in batch:
+                    if connection.execute(_DELETE, _placed(move.old)).rowcount:
+                        done.append(move)
+                    else:
+                        gone.add(move.old)
+                _insert(connection, _inserts(move.new for move in done))
+                self._note_all(connection, [move.note for move in done if move.note is not None])
+                recorded = [mark for move in done for mark in marks.get(move.old, ())]
+                if recorded:
+                    self._record(connection, recorded, ttl_ms)
         return gone
 
     def edit(self, rows: Iterable[Row]) -> None:
