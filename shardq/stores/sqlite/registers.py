@@ -7,12 +7,11 @@ the wall clock, each note deletes a few of the rows of the table that expired fi
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardq.errors import begun
-from shardq.stores.tables import LANES, TABLES, VIEWS, Kind, Lapse
+from shardq.stores.tables import LANES, TABLES, VIEWS, Lapse
 
 if TYPE_CHECKING:
     import sqlite3
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.stores.sqlite.database import Database
-    from shardq.stores.tables import Change, Column, K, Note, Partition, Place, Refused, Table, V
+    from shardq.stores.tables import Change, Column, K, Note, Partition, Refused, Table, V
 
 _CHANGES_MAX = 2_000
 """Changes of a transaction, for which others wait: 30 us each."""
@@ -52,7 +51,6 @@ class Statements(NamedTuple):
     Attributes:
         read: Reads the rows of a partition that have not expired.
         find: Reads one of them by key.
-        find_many: Reads those of many keys; empty for a table whose keys have several columns.
         note: Writes a row; in a table with a latest column, unless a later one is stored.
         erase: Deletes a row.
         void: Deletes expired rows; empty for a table without a lapse.
@@ -61,7 +59,6 @@ class Statements(NamedTuple):
 
     read: str
     find: str
-    find_many: str
     note: str
     erase: str
     void: str
@@ -81,7 +78,6 @@ def statements_of(table: Table[Any, Any]) -> Statements:
     return Statements(
         read=read + _where(place, in_force),
         find=read + _where(one, in_force),
-        find_many=read + _where(place, _among(table), in_force) if _has_text_key(table) else "",
         note=write_of(table, tuple(column.name for column in table.values)) + later,
         erase=f"DELETE FROM {table.name}{_where(one)}",
         void=_void_of(table),
@@ -102,14 +98,6 @@ def _void_of(table: Table[Any, Any]) -> str:
         f"DELETE FROM {table.name} WHERE ({row}) IN (SELECT {row} FROM {table.name} "
         f"WHERE until_us <= :now_us ORDER BY until_us LIMIT :void_max)"
     )
-
-
-def _has_text_key(table: Table[Any, Any]) -> bool:
-    return [column.kind for column in table.key] == [Kind.TEXT]
-
-
-def _among(table: Table[Any, Any]) -> str:
-    return f"{_name(table.key[0])} IN (SELECT value FROM json_each(:keys))"
 
 
 def write_of(table: Table[Any, Any], names: tuple[str, ...]) -> str:
@@ -186,74 +174,6 @@ def _where(*conditions: str) -> str:
 STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
     table: statements_of(table) for table in (*TABLES, *VIEWS)
 }
-
-
-class _ChangeBatch:
-    """Changes of a transaction, compared with the records read, and written together.
-
-    Args:
-        present: The records that exist.
-    """
-
-    def __init__(self, table: Table[Any, Any], present: dict[Place, Sequence[Any]]) -> None:
-        self._table = table
-        self._names = [column.name for column in table.values]
-        self._none = (None,) * len(table.values)
-        self._place = [_name(column) for column in (*table.partition, *table.key)]
-        self._shapes: dict[tuple[str, ...], tuple[str, list[str]]] = {}
-        self._present = present
-        self._written: set[Place] = set()
-        self._writes: dict[str, list[dict[str, Any]]] = {}
-
-    def is_written(self, change: Change) -> bool:
-        """True if a change of the same record is not flushed yet."""
-        return change.place in self._written
-
-    def apply(self, change: Change, until: Mapping[str, Any], refused: Refused) -> bool:
-        """Apply a change and return True, or add it to `refused`."""
-        table, names = self._table, self._names
-        partition, key, seen, new, *_ = change
-        place = partition, key
-        stored = dict(zip(names, self._present.get(place, self._none), strict=True))
-        present = {name: stored[name] for name in seen}
-        if present != dict(seen):
-            is_done = not (table.nonce and new) and change.is_done_by(present)
-            if not is_done:
-                refused[place] = present
-            return is_done
-        sql = STATEMENTS[table]
-        row = dict(until)
-        row.update(zip(self._place, (*partition, *key), strict=True))
-        if new is None:
-            self._add(sql.erase, row)
-            self._present.pop(place, None)
-        else:
-            if sql.void_one and len(new) < len(names):
-                # Else the other columns of an expired row would be valid again.
-                self._add(sql.void_one, dict(row))
-            columns = tuple(new)
-            if (shape := self._shapes.get(columns)) is None:
-                local = [_name(column) for column in table.named(columns)]
-                shape = self._shapes[columns] = write_of(table, columns), local
-            statement, local = shape
-            row.update(zip(local, new.values(), strict=True))
-            self._add(statement, row)
-            stored |= new
-            self._present[place] = [stored[name] for name in names]
-        self._written.add(place)
-        return True
-
-    def flush(self, connection: sqlite3.Connection) -> None:
-        """Write the applied changes."""
-        # Expired rows are deleted first, or a change would make them valid again.
-        first = STATEMENTS[self._table].void_one
-        for statement in sorted(self._writes, key=lambda one: one != first):
-            connection.executemany(statement, self._writes[statement])
-        self._writes.clear()
-        self._written.clear()
-
-    def _add(self, statement: str, row: dict[str, Any]) -> None:
-        self._writes.setdefault(statement, []).append(row)
 
 
 class SqliteRegisters:
@@ -422,37 +342,32 @@ class SqliteRegisters:
         refused: Refused,
     ) -> list[Change]:
         """Apply the changes whose records are as they were seen; returns them."""
-        batch = _ChangeBatch(table, self._present(connection, table, changes))
+        sql, names = STATEMENTS[table], [column.name for column in table.values]
         done = []
         for change in changes:
-            if batch.is_written(change):
-                batch.flush(connection)
-            if batch.apply(change, until[change.ttl_ms], refused):
+            partition, key, seen, new, *_ = change
+            row = {**until[change.ttl_ms], **_named(table.partition, partition)}
+            row |= _named(table.key, key)
+            if sql.void_one:
+                # Else a change of some columns would make the others of an expired row valid again.
+                connection.execute(sql.void_one, row)
+            found = connection.execute(sql.find, row).fetchone()
+            values = found[len(key) :] if found else (None,) * len(names)
+            stored = dict(zip(names, values, strict=True))
+            present = {name: stored[name] for name in seen}
+            if present == dict(seen):
+                if new is None:
+                    connection.execute(sql.erase, row)
+                else:
+                    columns = tuple(new)
+                    row |= _named(table.named(columns), list(new.values()))
+                    connection.execute(write_of(table, columns), row)
                 done.append(change)
-        batch.flush(connection)
-        return done
-
-    def _present(
-        self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
-    ) -> dict[Place, Sequence[Any]]:
-        """The records of changes that exist and have not expired."""
-        sql, now, width = STATEMENTS[table], self._now(), len(table.key)
-        present: dict[Place, Sequence[Any]] = {}
-        of: dict[Partition, list[tuple[Any, ...]]] = {}
-        for change in changes:
-            of.setdefault(change.partition, []).append(change.key)
-        for partition, keys in of.items():
-            place = now | _named(table.partition, partition)
-            if sql.find_many and len(keys) > 1:
-                asked = place | {"keys": json.dumps([key[0] for key in keys])}
-                rows = connection.execute(sql.find_many, asked).fetchall()
+            elif not (table.nonce and new) and change.is_done_by(present):
+                done.append(change)
             else:
-                rows = []
-                for key in keys:
-                    rows += connection.execute(sql.find, place | _named(table.key, key))
-            for row in rows:
-                present[partition, row[:width]] = row[width:]
-        return present
+                refused[change.place] = present
+        return done
 
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
         """Insert and delete the messages' rows of applied changes."""
