@@ -84,6 +84,7 @@ def test_a_message_is_looked_up_and_cancelled_by_its_id(shell: Shell) -> None:
     shell.ok("put", "mail", "y", "--delay", "1h")
     shown = shell.ok("peek", "mail", "--id", "order-7").out
     assert "header    a=b\n" in shown
+    assert "state     waiting: due " in shown
     assert "body      hello\n          world\n" in shown
     found = shell.ok("peek", "mail", "--id", "order-7", "--json").lines[0]
     assert found["body"] == "hello\nworld"

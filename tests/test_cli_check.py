@@ -188,7 +188,8 @@ def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
     "command",
     [
         ["check"], ["check", "mail"], ["observe", "--once"], ["queues"], ["queues", "show", "mail"],
-        ["peek", "mail"], ["dead", "mail"], ["dead", "post"],
+        ["peek", "mail"], ["dead", "mail"], ["dead", "post"], ["schedule", "list"],
+        ["schedule", "show", "mail", "a"], ["schedule", "preview", "mail", "a"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -198,6 +199,7 @@ def test_a_look_writes_nothing(shell: Shell, command: list[str]) -> None:
     shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
     shell.ok("put", "mail", "waits", "--delay", "1h")
     shell.ok("queues", "create", "post")
+    shell.ok("schedule", "add", "mail", "a", "go", "--every", "1h")
     with sqlite3.connect(shell.directory / "jobs.db") as other:
         before = other.execute("PRAGMA data_version").fetchone()
         shell.ok(*command)

@@ -28,10 +28,6 @@ def put(shell: Shell, task: str, arguments: Sequence[Any] | dict[str, Any], *mor
     shell.ok("put", "--app", "app", "--task", task, "--args", json.dumps(arguments), *more)
 
 
-def test_the_header_of_a_job_is_that_of_tasks() -> None:
-    assert jobs.TASK_HEADER == TASK_HEADER
-
-
 # With the app -------------------------------------------------------------------------------------
 
 
@@ -63,14 +59,6 @@ def test_a_put_chooses_other_options_than_its_task_has(app_shell: Shell) -> None
     [line] = stored(app_shell, "letters")
     assert (line["priority"], line["key"], line["due"][:4]) == (0, "w", "2090")
     assert line["headers"] == {"task": "app.welcome", "a": "b"}
-
-
-def test_a_put_for_programs_says_how_the_job_is_cancelled(app_shell: Shell) -> None:
-    [line] = app_shell.ok(
-        "put", "--app", "app:app", "--task", "app.nap", "--delay", "1h", "--json"
-    ).lines
-    app_shell.ok("cancel", line["queue"], line["receipt"])
-    assert stored(app_shell, "default") == []
 
 
 @pytest.mark.parametrize(

@@ -283,9 +283,6 @@ def test_who_names_no_schedule_is_told_the_nearest_and_who_names_no_queue_so(
     assert "no schedule 'Weekly'; did you mean 'shop.jobs.weekly'?" in told
     told = shell.fails(Exit.UNKNOWN_QUEUE, "schedule", name, "post", "nightly", *options)
     assert "post" in told
-    add(shell, "shop.jobs.weekly", *NIGHTLY)
-    told = shell.fails(Exit.NOT_THERE, "schedule", name, "mail", "weekly", *options)
-    assert told.endswith("has no schedule 'weekly'; did you mean 'shop.jobs.weekly'?\n")
 
 
 # Previews -----------------------------------------------------------------------------------------
@@ -636,7 +633,7 @@ def test_who_changes_what_code_declares_is_told_what_that_comes_to(shell: Shell)
     assert (told["policies"], told["changed"]) == ({}, False)
 
 
-# Damaged ones, and looks --------------------------------------------------------------------------
+# Damaged ones -------------------------------------------------------------------------------------
 
 
 def test_a_damaged_schedule_hides_no_other_and_can_be_removed(shell: Shell) -> None:
@@ -656,18 +653,3 @@ def test_a_damaged_schedule_hides_no_other_and_can_be_removed(shell: Shell) -> N
     shell.ok("schedule", "remove", "mail", "bad")
     done = shell.ok("schedule", "list", "mail")
     assert (len(done.out.splitlines()), done.err) == (2, "")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["schedule", "list"], ["schedule", "show", "mail", "a"], ["schedule", "preview", "mail", "a"],
-     ["queues"], ["check"], ["observe", "--once"]],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_look_at_schedules_writes_nothing(shell: Shell, command: list[str]) -> None:
-    add(shell, "a", "--every", "1h")
-    with sqlite3.connect(shell.directory / "jobs.db") as other:
-        before = other.execute("PRAGMA data_version").fetchone()
-        shell.ok(*command)
-        assert other.execute("PRAGMA data_version").fetchone() == before
-    other.close()

@@ -136,14 +136,6 @@ def test_a_receipt_that_cannot_be_used_is_told_why(shell: Shell) -> None:
     assert "it was settled, or it has moved: look it up by its id" in line
 
 
-def test_peek_by_id_says_where_the_message_is_too(shell: Shell) -> None:
-    put(shell, "--id", "order-7", "--delay", "1h")
-    lines = shell.ok("peek", "mail", "--id", "order-7").out.splitlines()
-    assert lines[1].startswith("state     waiting: due ")
-    [line] = shell.ok("peek", "mail", "--id", "order-7", "--json").lines
-    assert (line["state"], line["told"][:13]) == ("waiting", "waiting: due ")
-
-
 def test_where_a_message_is_fits_a_terminal_of_80_columns(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--history", "7d")
     put(shell, "--id", "order-1", "--group", "g")

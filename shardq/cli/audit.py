@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.messages import dead_of
 from shardq.errors import BadTime, UnknownQueue
@@ -134,12 +134,15 @@ def _print(found: Audit, *, each: bool) -> None:
 def _print_minutes(found: Audit) -> None:
     """A line for each minute; of eleven counts only those that are not always 0, to fit."""
     names = [name for name in books.NAMES if name == "put" or getattr(found.total, name)]
-    made = screen.table("minute", *(f">{name.replace('_', ' ')}" for name in names))
-    made.columns[0].no_wrap = True
-    for minute, balance in found.minutes:
-        counts = (f"{getattr(balance, name):,}" for name in names)
-        made.add_row(f"{minute:%Y-%m-%dT%H:%MZ}", *counts)
-    screen.show(made)
+    rows = [
+        {
+            "minute": f"{minute:%Y-%m-%dT%H:%MZ}",
+            **{f">{name.replace('_', ' ')}": f"{getattr(balance, name):,}" for name in names},
+        }
+        for minute, balance in found.minutes
+    ]
+    if rows:
+        listing.show(rows, free=0)
 
 
 def _print_dead(audits: Sequence[Audit], *, with_dead: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from shardq import node as local
-from shardq.cli import options, screen, streams
+from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
 
 _directory = options.option(
@@ -67,10 +67,15 @@ def status(directory: Path | None, *, url_only: bool) -> Exit:
     if url_only:
         click.echo(there.cluster.url)
         return Exit.OK
-    made = screen.table("node", "address", ">pid", "state")
-    for one in there.nodes:
-        address = f"{one.node.address}:{there.cluster.port}"
-        made.add_row(str(one.node.number), address, str(one.node.pid or ""), one.state)
-    screen.show(made)
+    rows = [
+        {
+            "node": str(one.node.number),
+            "address": f"{one.node.address}:{there.cluster.port}",
+            ">pid": str(one.node.pid or ""),
+            "state": one.state,
+        }
+        for one in there.nodes
+    ]
+    listing.show(rows, free=0)
     click.echo(there.cluster.url)
     return Exit.OK

@@ -171,8 +171,9 @@ def saying(text: str) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr: `shardq: ..`. Control characters are escaped."""
-    click.echo(f"shardq: {escaped(' '.join(text.split()))}", err=True)
+    """Print a line on stderr: `shardq: ..`. What is not printable is escaped, joiners too."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    click.echo(f"shardq: {line}", err=True)
 
 
 def escaped(text: str) -> str:
