@@ -148,7 +148,7 @@ class Planner:
     def receive(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_lasting: bool
     ) -> RowMove | Row:
-        """The claim of a row for a caller of `receive`; as `claim`, with the time of the first one.
+        """The claim of a row for a caller of `receive`; it keeps the time of the first claim too.
 
         Args:
             row: The message's row.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 20_000
 HEADS_MAX = 20_000
-"""Most rows behind heads, and heads, in memory, over all group lanes."""
+"""The most rows behind heads, and the most heads, in memory, over all group lanes."""
 _AGAIN_MS = 100
 """Pause before a head that could not be handed out is tried again."""
 _TIDY_MS = 1_000
@@ -73,7 +73,7 @@ class GroupLanes(Part):
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
         self._looks: dict[Position, bool] = {}
-        """Rows to reread; True if a row is known to be gone."""
+        """Place of a row to reread -> True if the row is known to be gone."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self._ahead_ms: set[int] = set()

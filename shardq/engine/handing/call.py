@@ -24,7 +24,7 @@ ENDS_PROCESS: tuple[type[BaseException], ...] = ()
 
 
 class HandlerCall:
-    """A user's function of a message, called in this process.
+    """Calls a user's function with messages, and returns how each call has ended.
 
     Args:
         function: A function that `check_function` accepts.

@@ -292,7 +292,7 @@ class Ready:
         return picked
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
-        """The lanes in which a row due by the lane's time in `until_ms` waits for a handler."""
+        """The lanes that have a row that waits for a handler, due by their time in `until_ms`."""
         sought, found = dict(until_ms), set()
         with self._lock:
             self._promote()

@@ -233,7 +233,7 @@ class Sharing(Part):
     def _look_again(self) -> None:
         """Count surplus anew, with the rows that this step has read.
 
-        Only if handler threads take rows: a caller that steps takes the new rows after this.
+        It does so only if handler threads take rows: a caller that steps takes them after this.
         """
         if self._ready.is_threaded and not self.surplus and (due := self._ready.due):
             waiting = len(self._ready.waiting_since())
