@@ -14,7 +14,7 @@ from shardq.model.ids import row_ids
 from shardq.records import keyrow
 from shardq.records.keys import note_of
 from shardq.records.register import Register
-from shardq.records.standing import Is, Standing, StartRefusal
+from shardq.records.standing import Is, StartRefusal
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import Store
@@ -70,17 +70,6 @@ def queue(store: Store, clock: ManualClock, register: Register) -> Names:
 # Puts ---------------------------------------------------------------------------------------------
 
 
-def test_of_twins_that_put_one_key_one_has_it_and_the_other_finds_its_message(
-    queue: Names,
-) -> None:
-    first, second = queue.row(), queue.row(body=b"second")
-    queue.put(first)
-    refused = queue.keys.write([queue.keys.put(second)])
-    assert refused == {"order-7": keyrow.live_of(first)}
-    assert not queue.is_there(second)
-    assert queue.of() == Standing(queue.keys.look(["order-7"])["order-7"], first, Is.WAITING)
-
-
 def test_a_put_that_crashed_before_its_row_is_taken_over_and_its_late_row_never_begins(
     queue: Names,
 ) -> None:
@@ -106,15 +95,6 @@ def test_a_name_whose_putter_has_a_clock_ahead_is_taken_over_by_ones_own_watch(
     assert queue.of().state is Is.PENDING
     watched = queue.keys.seek(["order-7"], watched_ms=queue.keys.patience_ms)
     assert watched["order-7"].state is Is.ENDED
-
-
-def test_a_slow_put_that_was_taken_over_is_told_before_it_reports_success(queue: Names) -> None:
-    slow = queue.keys.put(queue.row())
-    late = queue.crashed(slow)
-    queue.wait(2)
-    assert queue.keys.write([queue.keys.put(queue.row(), queue.of())]) == {}
-    queue.store.insert([late])
-    assert queue.keys.displaced([slow]).keys() == {"order-7"}
 
 
 def test_who_looked_before_a_slow_puts_row_was_there_is_refused_once_it_has_reported(
@@ -336,22 +316,6 @@ def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: 
     assert queue.settler.place([other]).refused == {"order-7"}
 
 
-def test_what_was_cancelled_as_it_ran_is_not_there_for_commands(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.begins(row)
-    claim = queue.move(row, 30_000, claim="worker")
-    queue.keys.write([queue.keys.doom(queue.of().key)])
-    assert queue.of()[1:3] == (claim, Is.RUNNING)
-    queue.clock.advance(30)
-    standing = queue.of()
-    assert standing[1:3] == (None, Is.ENDED)
-    second = queue.row()
-    assert queue.keys.write([queue.keys.put(second, standing)]) == {}
-    assert not queue.begins(claim)
-    assert queue.begins(second)
-
-
 def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -> None:
     row = queue.row()
     queue.put(row)
@@ -376,28 +340,6 @@ def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
     queue.settler.place([queue.command(row)])
     queue.keys.forget(before)
     assert not queue.store.notes(PLACES, note.partition, [note.key])
-
-
-# The dead -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_moved", [False, True])
-def test_a_dead_message_that_ends_frees_its_name(queue: Names, *, is_moved: bool) -> None:
-    row = queue.row()
-    queue.put(row)
-    queue.begins(row)
-    dead = queue.bury(row)
-    if is_moved:
-        new = dead._replace(id=ids.after(dead.id, queue.clock.now_us()), first=dead.id)
-        queue.store.insert([new])
-        queue.note(new)
-        queue.store.delete([dead.position])
-        dead = new
-    assert queue.of()[1:3] == (dead, Is.DEAD)
-    queue.store.delete([dead.position])
-    assert queue.of().state is Is.ENDED
-    queue.keys.end([dead])
-    assert queue.of().state is Is.FREE
 
 
 # The tables ---------------------------------------------------------------------------------------
