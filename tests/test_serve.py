@@ -131,16 +131,10 @@ def test_a_slow_head_and_a_slow_body_are_ended(shell: Shell) -> None:
             assert client.is_closed()
 
 
-def test_what_is_no_http_is_refused_and_an_upgrade_is_passed_over(shell: Shell) -> None:
-    with serving(shell) as server:
-        with server.connected() as client:
-            client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20)
-            assert client.answer().status == 400
-        # As Java's HttpClient sends it.
-        upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "A"}
-        with server.connected() as client:
-            assert client.ask("POST", "/v1/nowhere", b"{}", **upgrade).status == 404
-            assert client.ask("GET", "/livez").status == 200
+def test_what_is_no_http_is_refused(shell: Shell) -> None:
+    with serving(shell) as server, server.connected() as client:
+        client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20)
+        assert client.answer().status == 400
 
 
 def test_a_server_refuses_other_machines_without_an_account(shell: Shell) -> None:

@@ -61,19 +61,15 @@ class Pair:
     def now_s(self) -> float:
         return SystemClock().now_ms() / 1_000
 
-    def sign(
-        self, body: bytes, *, off_s: float = 0, key: IssuedKey | None = None, **more: Any
-    ) -> Any:
-        """Headers of a request to SQS that is signed."""
+    def sign(self, body: bytes, *, key: IssuedKey | None = None) -> Any:
+        """Headers of a signed request to receive by SQS."""
         by = key or self.strong
-        headers = {**target(more.pop("action", "ReceiveMessage")), **more.pop("headers", {})}
-        at_s = self.now_s + off_s
         found = signed_request(
             by.key.id,
             by.secret,
-            at_s,
+            self.now_s,
             url="http://localhost/",
-            headers=headers,
+            headers=target("ReceiveMessage"),
             body=body,
             region="us-east-1",
         )
@@ -136,18 +132,9 @@ def test_each_process_refuses_by_each_api_what_a_key_does_not_allow(pair: Pair) 
         assert ask("POST", pair.url(receive, -1), b"{}") == 401
         assert ask("GET", pair.url(QUERY, -1)) == 403
         assert ask("POST", pair.url(receive, 1).replace("sq-end=", "sq-end=9"), b"{}") == 401
-        # A body changed after it was signed, or signed as unsigned.
+        # A body changed after it was signed.
         other = RECEIVE.replace(b"mail", b"post")
         assert ask("POST", "/", other, **pair.sign(RECEIVE)) == 403
-        for unsigned in ("UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
-            headers = {"x-amz-content-sha256": unsigned}
-            assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE, headers=headers)) == 403
-        # The target is not what was signed, or was not signed.
-        headers = pair.sign(RECEIVE) | target("PurgeQueue")
-        assert ask("POST", "/", RECEIVE, **headers) == 403
-        # A clock 6 minutes off.
-        for off_s in (-360, 360):
-            assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE, off_s=off_s)) == 403
 
 
 def test_a_revoked_key_is_refused_in_each_process_within_5_s_and_no_secret_is_shown(
@@ -580,18 +567,13 @@ async def test_headers_of_other_producers_break_no_receive_of_sqs(api: Api) -> N
         ("/", b'{"QueueUrl": "mail"}', {"content-type": "application/json"}, 400),
         ("/", b'{"QueueUrl": "mail"}', {}, 400),
         ("/", b"Action=SendMessage&" + b"a." * 1_000_000 + b"a=1", {}, 400),
-        ("/", b"&".join([b"Action=ListQueues"] * 3_000), {}, 400),
         ("/", b"Action=%ff", {}, 400),
         ("/?Action=%3Cb%3E", b"", {}, 400),
         ("/", b"[]", target("ListQueues"), 400),
         ("/", b"\xff", target("ListQueues"), 400),
         ("/", b'"\\ud800"', target("ListQueues"), 400),
-        (f"{MAIL}/messages", b'{"body": "a", "body": "b"}', {}, 400),
-        (f"{MAIL}/messages", b'{"body": "a", "other": 1}', {}, 400),
         (f"{MAIL}/messages", b'{"json": 1e999}', {}, 0),
         (f"{MAIL}/messages", b'{"json": ' + b"9" * 10_000 + b"}", {}, 400),
-        (f"{MAIL}/messages", b"[]", {}, 400),
-        (f"{MAIL}/messages?limit=1&limit=2", b"{}", {}, 400),
         (f"{MAIL}/receive", b'{"max": true}', {}, 400),
         ("/v1/queues/" + "x" * 300 + "/purge", b"", {}, 400),
         ("/v1/queues/%00/purge", b"", {}, 400),
@@ -610,19 +592,12 @@ async def test_a_damaged_request_has_a_clear_answer(
 
 
 @played()
-async def test_batches_and_receipts_that_are_none(api: Api) -> None:
+async def test_receipts_that_are_none_are_refused(api: Api) -> None:
     mail, post = api.db.queue("mail"), api.db.queue("post")
     mail.put("a")
     [ours] = mail.receive()
     post.put("b")
     [theirs] = post.receive()
-    for count, kind in ((0, "EmptyBatchRequest"), (11, "TooManyEntriesInBatchRequest")):
-        entries = [{"Id": str(one), "MessageBody": "x"} for one in range(count)]
-        got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
-        assert kind_of(got) == (400, kind)
-    entries = [{"Id": "a", "MessageBody": "x"}] * 2
-    got = await api.sqs("SendMessageBatch", QueueUrl="mail", Entries=entries)
-    assert kind_of(got) == (400, "BatchEntryIdsNotDistinct")
     for receipt in (theirs.receipt, "x", "A" * DEEP, ours.receipt[:-1], "\u0000", "é"):
         for action, more in (
             ("DeleteMessage", {}),
@@ -871,16 +846,3 @@ async def test_a_put_whose_outcome_is_unknown_is_repeated_by_the_server_and_is_o
     got = await api.ask("POST", f"{MAIL}/messages", {"body": "x"})
     assert (got.status, got.json["maybe"]) == (503, True)
     assert stage.connect().queue("mail").depth().total == 4
-
-
-def test_a_bomb_of_headers_is_refused_and_no_other_caller_held_up(shell: Shell) -> None:
-    with serving(shell) as server, server.connected() as stays:
-        assert stays.ask("GET", "/livez").status == 200
-        for headers in ({"a": "x" * 70_000}, {f"a{one}": "x" * 100 for one in range(1_000)}):
-            assert server.ask("GET", "/v1/queues", **headers).status in {0, 400, 431}
-        assert server.ask("GET", "/?" + "a" * 70_000).status in {0, 400, 414, 431}
-        assert stays.ask("GET", "/livez").status == 200
-        for headers in PAGES:
-            for path in ("/?Action=ListQueues", "/v1/queues"):
-                assert server.ask("GET", path, **headers).status == 403
-        assert server.stop() == 0
