@@ -100,7 +100,7 @@ class Caller:
         return f"{named} ({self.label})" if self.label else named
 
     def allows(self, level: Level, queue: str | None = None) -> bool:
-        """True if it has a level, for this queue; for any queue if it is None."""
+        """True if the caller has a level for a queue; without a queue, for any."""
         return level.value in self.levels and (queue is None or grants.matches(self.queues, queue))
 
     def check(self, level: Level, queue: str | None = None) -> None:
@@ -565,7 +565,7 @@ def _check_local(request: Request) -> None:
     to 127.0.0.1: the site's page in a browser of this machine sends it.
 
     Raises:
-        AccessDenied: If it is not.
+        AccessDenied: If it is from elsewhere.
     """
     is_named = not request.host or is_loopback(_host_of(f"//{request.host}"))
     is_direct = _FORWARDED.isdisjoint(request.headers)
@@ -581,7 +581,7 @@ def _check_page(request: Request) -> None:
     """Refuse a request that a browser sends for another site's page: an open server needs no key.
 
     Raises:
-        AccessDenied: If it does.
+        AccessDenied: If it is such a request.
     """
     origin = request.headers.get("origin")
     is_same = origin is None or origin.partition("://")[2] == request.host

@@ -135,7 +135,7 @@ async def _livez(_site: Site) -> Response:
 
 
 async def _readyz(site: Site) -> Response:
-    """Ready if the server does not leave, and its store and clock are right."""
+    """The answer 200 if the server does not leave and its store and clock are right, else 503."""
     ready = [("content-type", "text/plain")]
     if site.leaving.is_set():
         return Response(503, b"leaving\n", ready)

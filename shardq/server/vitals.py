@@ -32,7 +32,7 @@ class Serving:
         self._asked_us = 0
 
     def live(self) -> Sign:
-        """Well if the event loop turns, or was asked to turn less than 10 s ago."""
+        """The sign of life: well if the event loop turns, or was asked to less than 10 s ago."""
         loop = self._server.loop
         if loop is None or loop.is_closed():
             return Sign()
@@ -46,7 +46,7 @@ class Serving:
         return Sign(is_well=False, text="the event loop does not turn")
 
     def ready(self) -> Sign:
-        """Well if the store answers, and the server is not about to end."""
+        """The sign of readiness: well if the store answers, and the server is not about to end."""
         return Sign(is_well=False, text="leaving") if self.is_leaving() else self._readiness.sign()
 
     def is_leaving(self) -> bool:

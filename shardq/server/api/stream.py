@@ -73,7 +73,7 @@ class Stream:
         self._has_room = asyncio.Event()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Events, one a message, and comments while there is none."""
+        """An event for each message, and comments while there is none."""
         self._queue.on_settled.add(self._on_settled)
         try:
             # Sent at once, so that the client knows that it is connected.

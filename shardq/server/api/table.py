@@ -51,11 +51,11 @@ def found(parts: Sequence[str]) -> dict[str, tuple[Route, Mapping[str, str]]]:
     """
     return {
         route.method: (route, place)
-        for route in _BY_LENGTH.get(len(parts), ())
-        if (place := place_of(route.parts, parts)) is not None
+        for route, wanted in _BY_LENGTH.get(len(parts), ())
+        if (place := place_of(wanted, parts)) is not None
     }
 
 
-_BY_LENGTH: dict[int, list[Route]] = {}
+_BY_LENGTH: dict[int, list[tuple[Route, list[str]]]] = {}
 for _route in ROUTES:
-    _BY_LENGTH.setdefault(len(_route.parts), []).append(_route)
+    _BY_LENGTH.setdefault(len(_route.parts), []).append((_route, _route.parts))

@@ -41,7 +41,7 @@ Attributes: TypeAlias = dict[str, AttributeValue] | None
 
 
 class AddPermission(OfQueue):
-    """Adds a statement to the queue's policy."""
+    """The input that adds a statement to the queue's policy."""
 
     label: str
     accounts: list[str] = msgspec.field(name="AWSAccountIds")
@@ -49,13 +49,13 @@ class AddPermission(OfQueue):
 
 
 class RemovePermission(OfQueue):
-    """Removes a statement from the queue's policy."""
+    """The input that removes a statement from the queue's policy."""
 
     label: str
 
 
 class CreateQueue(Shape):
-    """Makes a queue."""
+    """The input that makes a queue."""
 
     queue_name: str
     attributes: dict[str, str] | None = None
@@ -63,7 +63,7 @@ class CreateQueue(Shape):
 
 
 class GetQueueUrl(Shape):
-    """Finds a queue by its name."""
+    """The input that finds a queue by its name."""
 
     queue_name: str
     owner: str | None = msgspec.field(name="QueueOwnerAWSAccountId", default=None)
@@ -76,7 +76,7 @@ class QueueUrl(Shape):
 
 
 class ListQueues(Shape):
-    """Lists queues."""
+    """The input that lists queues."""
 
     queue_name_prefix: str | None = None
     next_token: str | None = None
@@ -91,7 +91,7 @@ class QueueUrls(Shape):
 
 
 class ListSources(OfQueue):
-    """Lists the queues of which a queue is the dead-letter queue."""
+    """The input that lists the queues of which a queue is the dead-letter queue."""
 
     next_token: str | None = None
     max_results: int | None = None
@@ -105,7 +105,7 @@ class SourceUrls(Shape):
 
 
 class GetQueueAttributes(OfQueue):
-    """Reads attributes of a queue."""
+    """The input that reads attributes of a queue."""
 
     attribute_names: Names = None
 
@@ -117,19 +117,19 @@ class QueueAttributes(Shape):
 
 
 class SetQueueAttributes(OfQueue):
-    """Changes attributes of a queue."""
+    """The input that changes attributes of a queue."""
 
     attributes: dict[str, str]
 
 
 class TagQueue(OfQueue):
-    """Sets tags of a queue."""
+    """The input that sets tags of a queue."""
 
     tags: dict[str, str]
 
 
 class UntagQueue(OfQueue):
-    """Removes tags of a queue."""
+    """The input that removes tags of a queue."""
 
     tag_keys: list[str]
 
@@ -152,7 +152,7 @@ class Sending(Shape):
 
 
 class SendMessage(Sending, kw_only=True):
-    """Sends a message."""
+    """The input that sends a message."""
 
     queue_url: str
 
@@ -164,7 +164,7 @@ class SendEntry(Sending, kw_only=True):
 
 
 class SendMessageBatch(OfQueue):
-    """Sends messages."""
+    """The input that sends messages."""
 
     entries: list[SendEntry] = []
 
@@ -197,7 +197,7 @@ class SentBatch(Shape):
 
 
 class ReceiveMessage(OfQueue):
-    """Receives messages."""
+    """The input that receives messages."""
 
     attribute_names: Names = None
     message_system_attribute_names: Names = None
@@ -228,7 +228,7 @@ class ReceivedMessages(Shape):
 
 
 class DeleteMessage(OfQueue):
-    """Ends a delivery as done."""
+    """The input that ends a delivery as done."""
 
     receipt_handle: str
 
@@ -241,13 +241,13 @@ class DeleteEntry(Shape):
 
 
 class DeleteMessageBatch(OfQueue):
-    """Ends deliveries as done."""
+    """The input that ends deliveries as done."""
 
     entries: list[DeleteEntry] = []
 
 
 class ChangeVisibility(OfQueue):
-    """Changes the visibility of a delivery."""
+    """The input that changes the visibility of a delivery."""
 
     receipt_handle: str
     visibility_timeout: int
@@ -262,7 +262,7 @@ class ChangeEntry(Shape):
 
 
 class ChangeVisibilityBatch(OfQueue):
-    """Changes the visibility of deliveries."""
+    """The input that changes the visibility of deliveries."""
 
     entries: list[ChangeEntry] = []
 
@@ -281,7 +281,7 @@ class Batch(Shape):
 
 
 class StartMove(Shape):
-    """Begins a task that moves messages out of a dead-letter queue."""
+    """The input that begins a task that moves messages out of a dead-letter queue."""
 
     source_arn: str
     destination_arn: str | None = None
@@ -295,7 +295,7 @@ class TaskHandle(Shape):
 
 
 class ListMoves(Shape):
-    """Lists the move tasks of a queue."""
+    """The input that lists the move tasks of a queue."""
 
     source_arn: str
     max_results: int | None = None
