@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+from spark_stores import STORES, url
 
 import shardq
 from pyspark_shardq import connect
@@ -25,18 +26,10 @@ AT_LEAST = 0.5
 """Of what `put_many` reaches, which has the whole machine then."""
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "cassandra"])
+@pytest.mark.parametrize("url", STORES, indirect=True)
 def test_a_million_rows_are_scheduled_at_half_the_speed_of_put_many(
-    spark: SparkSession,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
+    spark: SparkSession, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    if kind == "cassandra":
-        url = request.getfixturevalue("cassandra_url")
-    shardq.init(url)
     people = str(tmp_path / "people")
     spark.range(ROWS).select(
         F.concat(F.lit("key-"), "id").alias("id"),
@@ -63,7 +56,7 @@ def test_a_million_rows_are_scheduled_at_half_the_speed_of_put_many(
         assert db.queue(name).depth().waiting == ROWS
     with capsys.disabled():
         sys.stdout.write(
-            f"\n{kind}: put_many {alone:,.0f} rows/s; schedule {scheduled:,.0f} rows/s with its "
+            f"\n{url}: put_many {alone:,.0f} rows/s; schedule {scheduled:,.0f} rows/s with its "
             f"preview of {counted:.1f} s: {scheduled / alone:.2f} of it\n"
         )
     assert scheduled >= AT_LEAST * alone

@@ -21,10 +21,11 @@ import hashlib
 import logging
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass, fields
 from itertools import accumulate
 from operator import attrgetter, eq, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from pyspark_shardq import runs
 from pyspark_shardq.runs import DOUBT_MS, LINE_TTL_MS, UNDONE, PartLine
@@ -85,8 +86,7 @@ class WritePiece(NamedTuple):
         return f"{self.bin}/{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class WriteTally:
+class WriteTally(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts of rows, by what became of them.
 
     Attributes:
@@ -113,23 +113,20 @@ class WriteTally:
 
     def __add__(self, other: WriteTally) -> WriteTally:
         """Both together."""
-        summed = {name: getattr(self, name) + getattr(other, name) for name in _NAMES}
+        names = self.__struct_fields__
+        summed = {name: getattr(self, name) + getattr(other, name) for name in names}
         summed["doubtful_ids"] = summed["doubtful_ids"][:DOUBTFUL_IDS]
         return WriteTally(**summed)
 
     def to_json(self) -> dict[str, Any]:
         """The tally as plain values; zeros and empty ones are left out."""
-        values = {name: value for name in _NAMES if (value := getattr(self, name))}
-        return {**values, "doubtful_ids": list(self.doubtful_ids)} if self.doubtful else values
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> WriteTally:
-        """A tally of plain values; what else they say is passed over."""
-        known = {name: values[name] for name in _NAMES if name in values}
-        return cls(**{**known, "doubtful_ids": tuple(known.get("doubtful_ids", ()))})
-
-
-_NAMES = tuple(one.name for one in fields(WriteTally))
+        """A tally of plain values; others of them are passed over."""
+        return msgspec.convert(values, cls)
 
 
 class Cutter:

@@ -27,11 +27,12 @@ from pyspark_shardq.queues import FORMAT
 from pyspark_shardq.runs import SparkRun
 from shardq.errors import BadSetting, ShardqError, UsageError, shown
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
-from shardq.model.times import ceil_ms, iso
+from shardq.model.times import ceil_ms, iso, moment_of
 from shardq.records.ledger import CLOCK_AHEAD_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from pyspark.sql import Column, DataFrame
 
@@ -66,7 +67,7 @@ class ErrorGroup:
     Attributes:
         error: The first line of their reasons, with numbers, ids and quoted texts masked.
         messages: How many they are.
-        first_died: When the first of them died, ISO 8601; empty where that is not known.
+        first_died: When the first of them died; None where that is not known.
         last_died: When the last of them died.
         attempts: The most deliveries that one of them had.
         example: The id of the one that died last.
@@ -74,8 +75,8 @@ class ErrorGroup:
 
     error: str
     messages: int
-    first_died: str
-    last_died: str
+    first_died: datetime | None
+    last_died: datetime | None
     attempts: int
     example: str
 
@@ -112,7 +113,7 @@ class DeadTable(JobOutcome):
     def lines(self) -> list[str]:
         """A line for each kind of error."""
         return [
-            f"{group.messages:>9,}  {group.last_died[:19]:19}  {group.error}"
+            f"{group.messages:>9,}  {_second(group.last_died):19}  {group.error}"
             for group in self.groups
         ]
 
@@ -205,7 +206,7 @@ def groups(frame: DataFrame) -> DataFrame:
         F.count("*").alias("messages"),
         F.min("died").alias("first_died"),
         F.max("died").alias("last_died"),
-        F.max("attempts").alias("attempts"),
+        F.coalesce(F.max("attempts"), F.lit(0)).alias("attempts"),
         F.max_by("id", F.struct(F.col("died"), F.col("id"))).alias("example"),
     )
 
@@ -269,16 +270,9 @@ def table(queue: SparkQueue, *, where: Column | str | None = None) -> DeadTable:
         found = groups(dead_frame(queue, where))
         # A datetime that Spark collects is one of the session's zone, and does not say which.
         times = {name: F.unix_millis(name) for name in ("first_died", "last_died")}
-        rows = found.withColumns(times).collect()
+        rows = [row.asDict() for row in found.withColumns(times).collect()]
     made = [
-        ErrorGroup(
-            row["error"],
-            row["messages"],
-            _said(row["first_died"]),
-            _said(row["last_died"]),
-            row["attempts"] or 0,
-            row["example"],
-        )
+        ErrorGroup(**row | {name: row[name] and moment_of(row[name]) for name in times})
         for row in rows
     ]
     # Sorted here: Spark would read the dead twice, to learn how to part what it sorts.
@@ -392,5 +386,5 @@ def _by_messages(group: ErrorGroup) -> tuple[int, str]:
     return -group.messages, group.error
 
 
-def _said(died_ms: int | None) -> str:
-    return "" if died_ms is None else iso(died_ms)
+def _second(died: datetime | None) -> str:
+    return "" if died is None else iso(died)[:19]

@@ -123,6 +123,7 @@ class Report(JobOutcome):
         act: `put` or `undo`.
     """
 
+    hidden = ("tally",)
     run: str
     queue: str
     tally: WriteTally
@@ -173,8 +174,9 @@ class Report(JobOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as plain values."""
-        values: dict[str, Any] = plain(self)
-        return values | {name: one for name, one in values.pop("tally").items() if name != "purged"}
+        counts = WriteTally.__struct_fields__
+        told = {name: plain(getattr(self.tally, name)) for name in counts if name != "purged"}
+        return JobOutcome.to_json(self) | told
 
 
 class Plan:
