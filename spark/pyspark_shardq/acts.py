@@ -61,8 +61,8 @@ _TOGETHER_ROWS = (10, 500)
 _TOGETHER_BYTES = 8 << 20
 """Bytes of their bodies, which are in memory meanwhile."""
 _LATE_MS = 600_000
-"""On Cassandra twins may differ in when a part was begun, where they begin it at once: dues depend
-on it only where the run was resumed so late."""
+"""Two tries on Cassandra that begin a part at once may record different times. A due depends on the
+time only where the run was resumed this much later."""
 _LINES = 10_000
 _HASH_BITS = 32
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 SLOTS = 512
 """Slots that fill many bins are all cut, so that more slots would not make bins more even."""
 _PIECES_A_BIN = 8
-"""A slot of more than this part of a bin is cut, and so are its pieces no larger."""
+"""A slot that holds more than this part of a bin is cut into pieces of at most this size."""
 
 
 def pack(counts: Mapping[T, int], bins: int) -> list[list[T]]:

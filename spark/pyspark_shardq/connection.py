@@ -150,7 +150,7 @@ class QueueJobs(SparkQueue):
         return audit.run(self, since=since, until=until, expected=expected, key=key)
 
     def dead(self, *, where: str | Column | None = None) -> DeadTable:
-        """Dead messages, grouped by error."""
+        """Group dead messages by error."""
         return dead.table(self, where=where)
 
     def redrive(

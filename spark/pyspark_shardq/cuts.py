@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from shardq.stores.store import Rows
 
 LISTED_MAX = 10_000
-"""Shards that are looked up one by one at most; for more the table is visited."""
+"""Up to so many shards are looked up one by one; for more the table is visited."""
 _OCCUPIED_MINUTES = 1_440
 _COUNT_MINUTES = (16, 500)
 _COUNT_ROWS = 200_000
-"""Counted in one call: Cassandra counts some 300,000 a second, and has 10 s."""
+"""Rows counted in one call. Cassandra counts some 300,000 a second, and has 10 s."""
 _COUNT_STEPS = 4
-"""Minutes, lanes, and dues twice."""
+"""Steps of dividing a count that takes too long: by minutes, by lanes, and twice by dues."""
 _PARTS = 64
-"""A minute is cut down to its milliseconds in three steps."""
+"""Parts into which a stretch of dues is cut. Three steps cut a minute down to milliseconds."""
 _STEPS_MAX = 8
-"""A minute may be set to as long as 64^8 milliseconds; more have not been seen."""
+"""Most steps of cutting. They suffice for minutes of up to 64^8 milliseconds."""
 _BIRTH_STEPS = 60
-"""Halvings of a time in microseconds until one is left."""
+"""Steps of halving a time in microseconds until one microsecond is left."""
 _LATEST_US = 1 << 52
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ACTS = PUT, UNDO, REDRIVE, DELETE = ("put", "undo", "redrive", "delete")
 FROM_ENVIRONMENT = "env:"
-"""Before the name of a variable that holds the store's url, read by each process itself."""
+"""The prefix of a variable's name: each process reads the store's url from that variable."""
 PARTITIONS_MAX = 10_000
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark passes on and that are meant for itself."""

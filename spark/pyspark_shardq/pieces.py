@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PIECE_ROWS = 10_000
-"""A transaction of so many rows takes SQLite 0.1 s, for which consumers wait."""
+"""Most rows of a piece. SQLite writes them in 0.1 s, for which consumers wait."""
 PIECE_BYTES = 8 << 20
 UNDO_BEFORE = "undo/"
-"""Before the name of a piece: the line that says how much of it was taken back."""
+"""The prefix of the line that says how much of a piece was taken back."""
 _AGREE_MS = 500
-"""A process that begins a piece at the same time as others has this long to record it."""
+"""The time in which all processes that begin a piece at once have recorded it."""
 _REPEATS = 4
 _REPEAT_S = 0.5
 DOUBTFUL_IDS = 100
-"""Most ids of messages in doubt that are named."""
+"""The most ids of doubtful messages that are named."""
 
 _ID = attrgetter("id")
 _KEY = itemgetter(0, 1, 2)

@@ -42,7 +42,7 @@ BARS_MAX = 240
 """The most stretches of time that a plot has room for."""
 _LIKED = (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1_440)
 _BARS_MIN = 10
-"""One bar alone would fill the plot, and its axis would count seconds."""
+"""The fewest bars that an axis has room for. A single bar would fill the plot."""
 _FAR_ABOVE = 3
 _COUNT = "{x:,.0f}"
 _NAMES_MAX = 32
@@ -301,7 +301,7 @@ _LATE_TICKS = (
     *(3_600_000, 36_000_000),
     *(86_400_000, 864_000_000, 8_640_000_000),
 )
-"""Milliseconds, in the units in which people think: 10 s and 1 min rather than 100 s."""
+"""Ticks in milliseconds, in the units in which people think: 10 s and 1 min rather than 100 s."""
 
 
 # What all of them share ---------------------------------------------------------------------------

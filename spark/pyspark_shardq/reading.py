@@ -51,16 +51,16 @@ _PAGE_ROWS = (10, 2_000)
 """Rows of a page with bodies, each of up to 1 MiB."""
 _PAGE_BYTES = 4 << 20
 _TOGETHER_MAX = 256
-"""Most slices of one call to the store."""
+"""The most slices in one call to the store."""
 _BIN_ROWS = 2_000
-"""A task takes 0.1 s before it reads; where there are fewer rows for each, there are fewer."""
+"""The fewest rows of a task, which takes 0.1 s before it reads."""
 _PIECES_A_BIN = 4
-"""A shard that holds more than this part of a bin is cut: bins differ by a piece at most."""
+"""A shard that holds more than this part of a bin is cut: bins differ by at most a piece."""
 _BIN_SHARDS = 500
 _OBJECTS = 500_000
-"""More than there are of a batch and a page."""
+"""New objects before garbage is looked for: more than a batch and a page have."""
 _BLOCKS_A_BIN = 16
-"""Blocks of minutes of a history for each bin: those of one day are spread over all bins."""
+"""Blocks of minutes of a history in each bin, so that those of one day are spread over all bins."""
 
 
 Stretch: TypeAlias = tuple[int, int]

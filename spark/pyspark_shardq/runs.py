@@ -42,7 +42,7 @@ LINE_TTL_MS = 30 * 86_400_000
 PLAN = "plan"
 UNDONE = "undone"
 BEGUN = "begun"
-"""The fate of a line whose piece somebody began to write."""
+"""The fate of a line of which a process has begun to write the piece."""
 
 DOUBT_MS = 3_600_000
 """A part that was begun so long ago may have ended, and a repeat could bring it back: deleted rows
@@ -109,7 +109,7 @@ class SparkRun(NamedTuple):
         return "-" in self.id
 
     def check_begun(self, store: Logs, queue: str) -> None:
-        """Raise where a run that is to be resumed is none: its name has a slip, maybe.
+        """Raise if a run that is to be resumed has never begun: its name may have a slip.
 
         Raises:
             UsageError: If nothing was planned under a name that was made up.

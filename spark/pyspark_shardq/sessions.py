@@ -38,9 +38,9 @@ _MASTER = re.compile(
 _MEMORY = re.compile(r"(\d{1,9})([mMgGtT])[bB]?\Z")
 _SHIFTS = {"m": 20, "g": 30, "t": 40}
 _MEMORY_LEAST_BYTES = 512 << 20
-"""With less Spark refuses to start, or Java ends while it does."""
+"""The least memory with which Spark starts."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started the Java already."""
+"""A variable that spark-submit sets once it has started the Java."""
 _LOG = Path(__file__).with_name("log4j2.properties")
 _FLAGS = "spark.driver.extraJavaOptions"
 _ALL = {"spark.sql.session.timeZone": "UTC"}
@@ -146,7 +146,7 @@ def _check(master: str, memory: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what Java says; nothing of where it was."""
+    """The first line of Java's reason."""
     told = str(error).partition("\n: ")[2] or str(error)
     return " ".join((told.strip() or "it gives no reason.").splitlines()[0].split())
 

@@ -83,7 +83,7 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "headers": ("map<string,string>",),
     "entered": ("timestamp",),
 }
-"""Columns of a frame that is written as it is, and the types that each may have."""
+"""The columns of a frame that is written as it is, and the types that each may have."""
 _LAID_OUT: dict[str, tuple[str, ...]] = {
     "bin": ("int",),
     "lane": ("int",),
@@ -98,8 +98,8 @@ _LAID_OUT: dict[str, tuple[str, ...]] = {
 _OPTIONAL = {"due", "id", "priority", "band", "group", "headers", "entered"}
 _SORTED_ROWS = 500_000
 _SORTED_BYTES = 256 << 20
-"""Rows and bytes of a plain partition that are sorted at once: its rows come in another order when
-a task is tried again, and their pieces have to be the same."""
+"""The most rows and bytes of a plain partition that are sorted at once. A task that is tried again
+gets them in another order, and has to make the same pieces."""
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 

@@ -45,7 +45,7 @@ _NAMES = tuple(column.name for column in HISTORY)
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1)
 _FILE_MESSAGES = 2_000_000
-"""About so many messages are in a file."""
+"""The approximate number of messages in a file."""
 _SCHEMA = ", ".join((*(f"{column.name} {column.type}" for column in HISTORY), "day DATE"))
 _NOT_THERE = "PATH_NOT_FOUND"
 """Spark's condition where nothing is at a path that it is to read."""
@@ -62,11 +62,11 @@ class DayState(StrEnum):
     NEW = "new"
     """The archive lacks it."""
     CHANGED = "changed"
-    """The archive has it otherwise: messages that entered then have ended since."""
+    """The archive differs: messages that entered on that day have ended since."""
     SAME = "same"
     """The archive has it as it is."""
     REDUCED = "reduced"
-    """The archive has messages that the history has no more: it is left as it is."""
+    """The archive has messages that the history lacks now: the day is left as it is."""
 
 
 class Sum(NamedTuple):

@@ -58,19 +58,19 @@ if TYPE_CHECKING:
 
 _NEAR_MS = 3_600_000
 _ASKED_MAX = 10_000
-"""Most of what does not fit that the ledger is asked for one by one, rather than read again."""
+"""Up to so many suspects the ledger is asked for them one by one, rather than read again."""
 _BROADCAST_MAX = 100_000
-"""Most of what does not fit that each task gets a list of."""
+"""Up to so many suspects are sent to each task as a list."""
 _NAMED_MAX = 1_000
-"""Most of what does not fit that a report names in its JSON."""
+"""The most misfits in a report's JSON."""
 _LINES_MAX = 100
 _NEVER = moment_of(0)
-"""Stands for the entry of an id that was expected and has never entered."""
+"""Stands for the time of entry of an expected id that never entered."""
 _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
 _SUPERSEDED = (End.ACKED, End.CANCELLED, End.EXPIRED, End.FORWARDED, End.DEAD, End.PURGED)
-"""The ends in the order in which they count for one id: after the last ones it may come back."""
+"""The ends, in the order in which one counts for an id: after the last ones the id may return."""
 
 
 # The pure part ------------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ class _Doubt(NamedTuple):
 
     messages: int
     unsure: int
-    """Not looked at often enough."""
+    """Those of them that were not looked at often enough."""
     lost: int
     first_us: int | None
     last_us: int | None

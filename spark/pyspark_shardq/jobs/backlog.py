@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _HOUR_MS = 3_600_000
 _YOUNG_MS = 600_000
-"""An hour that began less long ago says little: the one before it is counted with it."""
+"""Below this age the present hour says little, so the hour before is counted with it."""
 _HOTTEST = 10
 _COUNTS_MAX = 10_000
 """The most counts that go into JSON; a DataFrame has them all."""

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pyspark_shardq.queues import SparkQueue
 
 RATE = 2_000
-"""Messages a second that come due, where no rate is given: less than moving them takes."""
+"""The default number of messages a second that come due: fewer than are moved."""
 _RATE_MAX = 1_000_000
 _LEAD_MS = 5_000
-"""The first is due this long after the plan: sweeps find what is moved late, not at once."""
+"""The time from the plan to the first due. Only sweeps find a row that is moved late."""
 _PART_ROWS = 500
 _PARTS_MAX = 100_000
 _CLASS_CHARS = 200

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
 
 By: TypeAlias = Literal["entered", "due", "ended"]
-"""To which day a message is counted: when it entered, was due, or ended."""
+"""The time that decides on which day a message is counted: entry, due, or end."""
 BYS: tuple[By, ...] = ("entered", "due", "ended")
 
 PERCENTILES = (0.5, 0.99, 0.999)
 LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, *(step * unit for unit in (1_000, 60_000)
                for step in (1, 2, 5, 10, 30)), 3_600_000, 86_400_000)  # fmt: skip
-"""Upper bounds of the classes of lateness; what is later is in a class without one."""
+"""Upper bounds of the classes of lateness. The last class has none."""
 _HOURS_MAX = 24 * 31
-"""Hours of ends that are shown, the last ones; all days are."""
+"""The most hours of ends that a report has, counted back from the end."""
 _ATTEMPTS_MAX = 100
 _COLUMNS = "queue,entered,due,fate,ended,attempt"
 _DAY_MS = 86_400_000

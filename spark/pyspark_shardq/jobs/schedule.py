@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
 
 _BIN_ROWS = 10_000
-"""A task takes 0.1 s before it writes; where there are fewer rows for each, there are fewer."""
+"""The fewest rows of a task, which takes 0.1 s before it writes."""
 _BIN_ROWS_MAX = 500_000
 _BINS_A_TASK = 2
 _BINS_MAX = 10_000

@@ -72,7 +72,7 @@ _START = "2030-01-01T00:00Z"
 _TIMERS_MAX = 10**12
 _NODES_MAX = 10_000
 _SHARDS_MAX = 20_000_000
-"""Most shards that are drawn: so many take seconds, and half a gigabyte."""
+"""The most shards that are drawn: they take seconds, and half a gigabyte."""
 _HOTTEST = 10
 
 
@@ -228,7 +228,7 @@ class SimulateReport(JobOutcome):
         return f"{have} lanes are enough: {needed} would do, {at_least}."
 
     def lines(self) -> list[str]:
-        """Why so many lanes, a line for each limit."""
+        """The reason for each limit's number of lanes, a line each."""
         return [f"{plural(need.lanes, 'lane')}: {need.why}" for need in self.needs]
 
     @property
