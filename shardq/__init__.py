@@ -8,8 +8,8 @@ with shardq.connect("sqlite:///jobs.db") as db:
     shardq.Consumer(db.queue("mail"), print).run()
 ```
 
-Public is what this module, `shardq.tasks`, `shardq.errors`, `shardq.testing`, `shardq.aio` and
-`pyspark_shardq` export, and nothing else.
+Public is what this module, `shardq.tasks`, `shardq.errors`, `shardq.testing` and `shardq.aio`
+export, and nothing else.
 """
 
 import sys

@@ -71,7 +71,7 @@ class MisfitKind(StrEnum):
     UNRECORDED = "unrecorded"
     """It is stored or has ended, but its put is not recorded: a producer crashed. No fault."""
     DOUBLED = "doubled"
-    """It has two rows: a crash interrupted a move. Only `pyspark_shardq` looks for these."""
+    """It has two rows: a crash interrupted a move. Only an audit by Spark finds these."""
 
 
 class Misfit(NamedTuple):
