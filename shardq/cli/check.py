@@ -262,14 +262,8 @@ def _clocks(db: Connection) -> list[Finding]:
         told.append(error_us)
         trip = screen.span(trip_us / 1_000)
         text = f"{times.offset(error_us / 1_000)} from this machine's, round trip {trip}"
-        what = f"clock of {node}"
-        if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
-            advice = "shardq corrects that; run NTP on this machine and on the node all the same."
-            findings.append(
-                Finding(what, Severity.WARNING, StateName.CLOCK_OFF, f"{text}.", advice)
-            )
-        else:
-            findings.append(Finding(what, Severity.OK, StateName.OK, text))
+        advice = "shardq corrects that; run NTP on this machine and on the node all the same."
+        findings.append(_clock(f"clock of {node}", error_us, text, Severity.WARNING, advice))
     spread_ms = (max(told) - min(told)) / 1_000 if told else 0
     if spread_ms > _DEVIATION_MS_MAX:
         text = f"the nodes' clocks are {screen.span(spread_ms)} apart."
@@ -279,14 +273,16 @@ def _clocks(db: Connection) -> list[Finding]:
     reference_us = round(statistics.median(told)) if told else 0
     error_us = db._home.clock.now_us() - machine_us() - reference_us
     text = f"corrected now is {times.offset(error_us / 1_000)} from the store's"
-    if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
-        advice = "Run NTP on this machine and on all nodes; then start this again."
-        findings.append(
-            Finding("correction", Severity.WRONG, StateName.CLOCK_OFF, f"{text}.", advice)
-        )
-    else:
-        findings.append(Finding("correction", Severity.OK, StateName.OK, text))
+    advice = "Run NTP on this machine and on all nodes; then start this again."
+    findings.append(_clock("correction", error_us, text, Severity.WRONG, advice))
     return findings
+
+
+def _clock(what: str, error_us: float, text: str, level: Severity, advice: str) -> Finding:
+    """The finding about a clock, which has this level and advice if its error is too large."""
+    if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
+        return Finding(what, level, StateName.CLOCK_OFF, f"{text}.", advice)
+    return Finding(what, Severity.OK, StateName.OK, text)
 
 
 def _compare(db: Connection, ask_us: Callable[[], int]) -> tuple[int, int]:

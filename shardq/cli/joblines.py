@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -172,10 +171,4 @@ def _json(now_ms: int, ended: Ended) -> str:
         "again": again,
         "process": os.getpid(),
     }
-    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # Half a surrogate pair in an error.
-        text = json.dumps(line, separators=(",", ":"))
-    return f"{text}\n"
+    return screen.json_line(line) + "\n"

@@ -106,13 +106,20 @@ def teller(bar: Progress, whose: str = "") -> Callable[[str, int, int | None], N
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout."""
+    click.echo(json_line(value, sys.stdout.encoding or "utf-8"))
+
+
+def json_line(value: Any, encoding: str = "utf-8") -> str:
+    """A value as JSON, without the line's end; escaped if the encoding cannot hold its characters.
+
+    No encoding holds half a surrogate pair, which a header may have.
+    """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
-        line.encode(sys.stdout.encoding or "utf-8")
+        line.encode(encoding)
     except UnicodeEncodeError:
-        # Escaped for half a surrogate pair in a header, or a terminal with another encoding.
-        line = json.dumps(value, separators=(",", ":"))
-    click.echo(line)
+        return json.dumps(value, separators=(",", ":"))
+    return line
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
