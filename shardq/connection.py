@@ -133,21 +133,21 @@ class Connection:
         defaults: Mapping[str, Any] | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """What `connect` gives.
+        """Make a connection to an open store, as `connect` does.
 
         Args:
             store: An open store.
-            clock: The system's where None.
-            background: Whether threads may keep what `receive` holds, and store in time what is
-                counted; tests that step the clock say no.
-            alone: Whether nobody else closes the store: then it is closed, with a warning, once
-                its user has dropped the connection and all queues of it.
-            defaults: Settings of the queues that it makes, where its caller gives none.
+            clock: The clock; None: the system's.
+            background: True if threads may renew the leases of `receive`, and store the totals in
+                time; False in tests that step the clock.
+            alone: True if nobody else closes the store. The store is then closed, with a warning,
+                once its user has dropped the connection and all its queues.
+            defaults: Settings of the queues that it makes, for those that its caller leaves out.
             traces: As for `connect`.
         """
         check_traces(traces)
         clock = clock or SystemClock()
-        # It is known weakly here and at exit, so that one whose user has dropped it is collected.
+        # Weak references here and at exit, so that a connection that its user dropped is collected.
         on_start = partial(_call, WeakMethod(self._close_with_child))
         keeper = Keeper(clock, on_start) if background else None
         chores = Keeper(clock) if background else None
@@ -207,15 +207,15 @@ class Connection:
 
     @property
     def url_shown(self) -> str:
-        """Where the store is, for people; without passwords."""
+        """The url of the store for people, without passwords."""
         return self._home.store.shown
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
-        """A queue, made where there is none.
+        """A queue, made if it does not exist.
 
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
-            create: Whether to make it if there is none.
+            create: True to make it if it does not exist.
             settings: As `QueueOptions` describes them. A queue that exists keeps its own, with one
                 warning that names both; `Queue.alter` changes them.
 
@@ -224,7 +224,7 @@ class Connection:
             BadSetting: If a setting cannot be used, or the queue has another `minute`, `bands`,
                 `group_lanes` or `keyed`, which are fixed when it is made.
             SchemaNewer: If its settings need a newer release of shardq.
-            UnknownQueue: If there is none and `create` is False.
+            UnknownQueue: If it does not exist and `create` is False.
             ClockError: If this machine's clock is further off than the queue's offset.
         """
         names.queue_name(name)
@@ -257,10 +257,10 @@ class Connection:
         return {name: found[name] for name in sorted(found) if _is_made(found[name], name)}
 
     def _open_all(self, is_opened: Callable[[str], bool] | None = None) -> dict[str, Any]:
-        """All queues by name; of one whose record cannot be read, the error.
+        """All queues by name; in place of a queue whose record cannot be read, the error.
 
         Args:
-            is_opened: Those that it is false of are not opened: their settings are in their place.
+            is_opened: Returns False for queues not to open: the result has their settings instead.
         """
         found: dict[str, Any] = {}
         for name, record in self._records().items():
@@ -274,7 +274,7 @@ class Connection:
         return found
 
     def _opened(self, name: str, record: QueueRecord) -> Queue:
-        """A queue by its record, which was read just now."""
+        """The queue of a record that was read just now."""
         locks.refuse_to_wait(self._lock)
         with self._lock:
             queue = self._queues.get(name)
@@ -287,11 +287,10 @@ class Connection:
             return queue
 
     def close(self) -> None:
-        """Store what is counted, release what is held, disconnect. Idempotent.
+        """Store the totals, release messages and leases, and disconnect. Idempotent.
 
         A store that fails now costs no message: totals of the last seconds are missing, and leases
-        end by themselves. In a forked child it ends what the child has done, and nothing of its
-        parent's.
+        expire. In a forked child it ends the child's own work, and nothing of its parent's.
 
         Raises:
             UsageError: If a signal's handler calls it in the middle of another call; close
@@ -324,9 +323,9 @@ class Connection:
         self._home.store.close()
 
     def _close_with_child(self) -> None:
-        """Let a child of multiprocessing that counts close the connection at its end.
+        """Have a child of multiprocessing that has totals close the connection at its end.
 
-        A forked one ends without what `atexit` registers.
+        A forked child ends without the functions that `atexit` registered.
         """
         multiprocessing = sys.modules.get("multiprocessing")
         if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -336,10 +335,10 @@ class Connection:
 
 
 class _Rest:
-    """What is to be closed of a connection that nobody has any more.
+    """The parts to close of a connection that its user has dropped.
 
-    Queues are not among it. They are collected with it, so nobody receives from them, and no lease
-    is held: who receives has the queue, until its leases are released.
+    Its queues are not among them: they are collected with the connection. A receiver refers to its
+    queue until its leases are released, so no lease is held then.
     """
 
     def __init__(self, home: Home) -> None:
@@ -349,7 +348,7 @@ class _Rest:
         self._lock = locks.new()
 
     def close(self) -> None:
-        """Store what is counted, and disconnect. Idempotent, from any thread."""
+        """Store the totals, and disconnect. Idempotent, from any thread."""
         with self._lock:
             for keeper in self._keepers:
                 keeper.close()
@@ -371,7 +370,7 @@ def _close_at_exit(found: ref[Connection], rest: _Rest) -> None:
     if connection is not None:
         connection.close()
     else:
-        # It may be being closed in another thread, which is waited for.
+        # Another thread may be closing it: wait for that.
         rest.close()
 
 

@@ -1,13 +1,13 @@
-"""The locks of this process, and what a forked child does anew.
+"""The locks of this process, and the work that a forked child does anew.
 
 ```
  fork ──► child: each lock that another thread held is free, each owner begins for itself
  signal ──► handler, in a thread that is inside: small parts are entered again, others refuse
 ```
 
-A fork copies locks as they are, and of the threads the one that forks alone: what another held is
-held for ever. A signal's handler interrupts its thread anywhere, inside a lock too, and would wait
-for itself. So would what the garbage collector calls.
+A fork copies all locks as they are, but only the thread that forks: a lock that another thread held
+would stay held for ever. A signal's handler interrupts its thread anywhere, inside a lock too, and
+would wait for itself. So would a function that the garbage collector calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""All locks and doors, by their `id`: of this dictionary, unlike of a set, a copy is one step."""
+"""All locks and doors, by their `id`: a copy of this dictionary, unlike of a set, is one step."""
 _owners: WeakValueDictionary[tuple[int, Callable[[Any], None]], Any] = WeakValueDictionary()
 """Objects that begin anew in a child, by `id` and method, in the order in which they were made."""
 
@@ -37,8 +37,8 @@ _owners: WeakValueDictionary[tuple[int, Callable[[Any], None]], Any] = WeakValue
 def new() -> threading.RLock:
     """A lock that is free in a child.
 
-    The thread that holds it may take it again: what it guards is whole between any two calls that
-    are made under it, or `refuse_within` comes first.
+    The thread that holds it may take it again: the guarded objects are consistent between any two
+    calls that are made under it, or `refuse_within` comes first.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
@@ -46,10 +46,10 @@ def new() -> threading.RLock:
 
 
 def condition(lock: threading.RLock) -> threading.Condition:
-    """A condition on such a lock, for which nobody waits in a child.
+    """A condition on a lock made by `new`; in a child no thread waits for it.
 
-    Take the lock itself by `with`: that of a condition is of Python, where a signal's handler may
-    raise when the lock is held and nothing would release it.
+    Take the lock itself by `with`. A condition's own `with` is written in Python: inside it a
+    signal's handler may raise while the lock is held, and nothing would release the lock.
     """
     made = threading.Condition(lock)
     _locks[id(made)] = made
@@ -57,7 +57,7 @@ def condition(lock: threading.RLock) -> threading.Condition:
 
 
 class Door:
-    """Where calls go through that take locks which are not ours; from any thread, in each once."""
+    """Makes calls that take locks of other libraries, from any thread, one a thread at a time."""
 
     def __init__(self) -> None:
         self._inside: set[int] = set()
@@ -65,7 +65,7 @@ class Door:
         in_child(self, Door._at_fork_reinit)
 
     def through(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it.
+        """Call a function and return its result.
 
         Raises:
             UsageError: If this thread is inside already.
@@ -83,19 +83,19 @@ class Door:
         return threading.get_ident() in self._inside
 
     def _at_fork_reinit(self) -> None:
-        # The number of a thread that is not in the child may soon be another's.
+        # A thread of the child may soon have the number of one that only the parent has.
         self._inside &= {threading.get_ident()}
 
 
 def refuse_within(*locks: Any) -> None:
-    """Refuse to begin what cannot be begun twice in one thread.
+    """Refuse to begin a call that cannot be begun twice in one thread.
 
     Args:
-        locks: Which of them this thread must not hold; none: none at all.
+        locks: The locks that this thread must not hold; without any, all locks.
 
     Raises:
-        UsageError: If this thread holds one: a signal's handler, or what the garbage collector
-            calls, has interrupted what holds it.
+        UsageError: If this thread holds one: a signal's handler, or a function that the garbage
+            collector calls, has interrupted a call that holds it.
     """
     for lock in locks or [ref() for ref in _locks.valuerefs()]:
         if lock is not None and lock._is_owned():  # noqa: SLF001 - RLock has no other name for it
@@ -103,9 +103,9 @@ def refuse_within(*locks: Any) -> None:
 
 
 def refuse_to_wait(lock: threading.RLock) -> None:
-    """Refuse to wait for a lock under which others are taken, where this thread holds any.
+    """Refuse to wait for a lock under which others are taken, if this thread holds any lock.
 
-    Who has it may be waiting for that one.
+    The thread that has the lock may be waiting for one that this thread holds.
 
     Raises:
         UsageError: As for `refuse_within`.
@@ -115,10 +115,10 @@ def refuse_to_wait(lock: threading.RLock) -> None:
 
 
 def is_free(lock: threading.RLock) -> bool:
-    """Whether no other thread holds a lock, just now.
+    """True if no other thread holds a lock just now.
 
-    It is taken and released within one call of C: between two of Python a signal's handler may
-    raise, and it would stay held.
+    The lock is taken and released within one call of C. Between two calls of Python a signal's
+    handler may raise, and the lock would stay held.
     """
     return bool([*map(_RELEASE, compress((lock,), map(_TRY, (lock,))))])
 
@@ -131,8 +131,8 @@ def in_child(owner: T, renew: Callable[[T], None]) -> None:
     """Let an owner begin for itself in each child.
 
     Args:
-        owner: Forgotten when nobody else has it.
-        renew: Called with it, in the child; it makes no call to a store.
+        owner: The owner; it is forgotten when nothing else refers to it.
+        renew: Called with the owner, in the child; it makes no call to a store.
     """
     _owners[id(owner), renew] = owner
 
@@ -148,10 +148,10 @@ def _refusal() -> UsageError:
 def _begin_child() -> None:
     for ref in _locks.valuerefs():
         lock = ref()
-        # What the thread that forks holds, it also releases: it is the child's only one.
+        # The thread that forks is the child's only one, and releases the locks that it holds.
         if lock is not None and not lock._is_owned():  # noqa: SLF001 - as `threading` itself does
             lock._at_fork_reinit()  # noqa: SLF001
-    # All of them, whatever one raises: who is not renewed would wait for threads of its parent's.
+    # All owners, even if one raises: an owner not renewed would wait for threads of the parent.
     with ExitStack() as stack:
         for (_, renew), owner in reversed(list(_owners.items())):
             stack.callback(renew, owner)

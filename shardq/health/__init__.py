@@ -1,10 +1,10 @@
-"""Whether a process works, for those who restart it or send it work: probes, a file, systemd.
+"""Signs that a process works, for systems that restart it or send it work.
 
 ```
  consumers, loop, store ──► Vitals ──┬─ page: /livez, /readyz
                                      └─ Beat, each second ──► a file, systemd's watchdog
 ```
 
-Live is a process whose loops turn, however busy its threads are. Ready is one whose store answers
-and that is not about to end.
+A process is live if its loops turn, however busy its threads are. It is ready if its store answers
+and it is not about to end.
 """

@@ -1,4 +1,4 @@
-"""The beat of a process: each second a file is touched, and systemd hears that it lives."""
+"""The beat of a process: each second it touches a file and reports to systemd that it is live."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BEAT_S = 1.0
 
 
 def systemd() -> Callable[[str], None] | None:
-    """What tells systemd a line; None where it has not asked for that.
+    """A function that sends a line to systemd; None if systemd has not asked for any.
 
-    The variable is taken out of the environment: this process alone speaks, and not what it starts.
+    It removes the variable from the environment, so that no child of this process sends lines.
 
     Source:
         sd_notify(3).
@@ -41,13 +41,13 @@ def systemd() -> Callable[[str], None] | None:
 
 
 class Beat:
-    """Tells others of the vital signs, once a second.
+    """Reports the vital signs once a second.
 
     Args:
-        vitals: What this process says of itself.
-        file: A file that is touched while it is live; None: none is.
-        tell: Tells systemd a line: `READY=1` once it is ready, `WATCHDOG=1` while it is live,
-            `STOPPING=1` at the end. None: nobody is told.
+        vitals: The vital signs of this process.
+        file: A file that is touched while the process is live; None: no file.
+        tell: Sends a line to systemd: `READY=1` once the process is ready, `WATCHDOG=1` while it is
+            live, `STOPPING=1` at the end. None: there is no systemd.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -72,7 +72,7 @@ class Beat:
         self._thread.start()
 
     def turn(self) -> None:
-        """One beat."""
+        """Beat once."""
         if self._vitals.is_leaving():
             self._leave()
         if not self._vitals.live().is_well:
@@ -85,7 +85,7 @@ class Beat:
             self._tell("READY=1")
 
     def close(self) -> None:
-        """Beat no more, and remove the file. Idempotent."""
+        """End the beat, and remove the file. Idempotent."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 PORT_MAX = 65_535
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
-"""How often the page looks whether it is to end."""
+"""The page checks this often whether it is to end."""
 _SLOW_S = 10
-"""A client that sends nothing for so long is cut off."""
+"""A client that sends nothing for this long is disconnected."""
 
 
 class HealthResponse(NamedTuple):
@@ -38,14 +38,14 @@ class HealthResponse(NamedTuple):
 
 
 class HealthPage:
-    """Answers GET and HEAD of a few paths, in threads of its own, until it is closed.
+    """A web page of a few paths; answers GET and HEAD in threads of its own, until it is closed.
 
     Args:
-        place: The address or name, and the port; 0: a port that is free.
+        place: The address or name, and the port; 0: any free port.
         option: The option that names the place, for an error.
 
     Attributes:
-        routes: Path -> makes the answer; any thread calls it.
+        routes: Path -> a function that makes the answer; any thread calls it.
 
     Raises:
         UsageError: If the port is taken, or the host has no such address.
@@ -65,22 +65,22 @@ class HealthPage:
 
     @property
     def url(self) -> str:
-        """Where it is, `http://127.0.0.1:9100`."""
+        """Its url: `http://127.0.0.1:9100`."""
         host, port = self._server.server_address[:2]
         host = str(host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def add_vitals(self, vitals: Vitals) -> None:
-        """Answer `/livez` and `/readyz`: 200, or 503 with what is wrong."""
+        """Answer `/livez` and `/readyz`: 200, or 503 with the fault."""
         self.routes["/livez"] = lambda: _answer_of(vitals.live())
         self.routes["/readyz"] = lambda: _answer_of(vitals.ready())
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Begin to answer, in a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more, and free the port. Idempotent."""
+        """End the answers, and free the port. Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -91,11 +91,11 @@ def place_of(text: str, option: str) -> tuple[str, int]:
     """The place that `PORT` or `HOST:PORT` names; without a host, on loopback.
 
     Args:
-        text: What was given.
+        text: The option's value.
         option: The option, for an error.
 
     Raises:
-        UsageError: If it names none.
+        UsageError: If the value names no place.
 
     >>> place_of("9100", "--metrics"), place_of("[::]:9100", "--metrics")
     (('127.0.0.1', 9100), ('::', 9100))

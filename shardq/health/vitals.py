@@ -1,4 +1,4 @@
-"""The vital signs of a worker or a consumer: do its loops turn, and does its store answer?"""
+"""The vital signs of a worker or a consumer: its loops turn, and its store answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 TURN_US = 10_000_000
-"""A loop that has not turned for so long hangs: at rest it turns every 5 s at least."""
+"""A loop that has not turned for this long hangs: at rest it turns every 5 s at least."""
 _ANSWER_S = 1.0
-"""A store that takes longer for one row is away."""
+"""A store that takes longer to read one row counts as away."""
 
 
 class Sign(NamedTuple):
@@ -28,7 +28,7 @@ class Sign(NamedTuple):
 
     Attributes:
         is_well: True if all is well.
-        text: `ok`, or what is wrong, in a few words.
+        text: `ok`, or the fault in a few words.
     """
 
     is_well: bool = True
@@ -36,26 +36,26 @@ class Sign(NamedTuple):
 
 
 class Vitals(Protocol):
-    """What a process says of itself. From any thread."""
+    """The vital signs of a process. From any thread."""
 
     def live(self) -> Sign:
-        """Whether its loops turn; never asks the store."""
+        """Report whether its loops turn; makes no call to the store."""
 
     def ready(self) -> Sign:
-        """Whether it can take work; answers within about a second."""
+        """Report whether it can take work, within about a second."""
 
     def is_leaving(self) -> bool:
         """True if it is about to end."""
 
 
 class Readiness:
-    """Asks a store for one row, in a thread that a store which is away may keep for longer.
+    """Checks a store by a read of one row, in a thread: a store that is away may block it for long.
 
-    The tables are those of this release: `open` has checked that, once a connection.
+    It checks the tables' format only at `open`, once a connection.
 
     Args:
         db: The connection.
-        queues: The queues that are worked on; none: any.
+        queues: The queues that this process works on; empty: any.
     """
 
     def __init__(self, db: Connection, queues: Sequence[Queue] = ()) -> None:
@@ -68,7 +68,7 @@ class Readiness:
         self._failure = ""
 
     def sign(self) -> Sign:
-        """Whether the store answers within a second, with its tables, and the clock is right."""
+        """Report whether the store answers within a second, and the clock is right."""
         with self._lock:
             if self._over.is_set():
                 self._over = threading.Event()
@@ -83,7 +83,7 @@ class Readiness:
         return Sign(not wrong, wrong or "ok")
 
     def _clock_wrong(self) -> str:
-        """Why the clock is too wrong for a put; empty if it is not."""
+        """The reason for which the clock is too wrong for a put; empty if it is right."""
         offsets_ms = [one.settings.offset_ms for one in self._queues] or [Settings().offset_ms]
         off_ms, most_ms = self._clock.deviation_us / 1e3, min(offsets_ms)
         if abs(off_ms) <= most_ms:
@@ -97,7 +97,7 @@ class Readiness:
         self._failure = "the store failed"
         try:
             self._store.open()
-            # One key, whether or not there is such a queue: however many there are.
+            # One key, so that the read is small however many queues exist; no queue need have it.
             self._store.notes(QUEUES, (), ["ready"])
             self._failure = ""
         except (StoreTimeout, StoreUnavailable) as error:
@@ -114,7 +114,7 @@ class ConsumerVitals:
     Args:
         db: The store.
         consumers: The consumers.
-        loop_hung_us: Returns for how long the loop of the coroutines has not turned, microseconds.
+        loop_hung_us: Returns the time since the coroutines' loop last turned, microseconds.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class ConsumerVitals:
         consumers: Sequence[Consumer],
         loop_hung_us: Callable[[], int] = lambda: 0,
     ) -> None:
-        # By this a step that waits for the store is told from one that hangs.
+        # Distinguishes a step that waits for the store from one that hangs.
         db._home.meter.time_store(db._home.store, db._home.clock)
         self._consumers = consumers
         self._loop_hung_us = loop_hung_us
         self._readiness = Readiness(db, [one._queue for one in consumers])  # noqa: SLF001 - likewise
 
     def live(self) -> Sign:
-        """Whether all loops have turned in the last 10 s."""
+        """Report whether all loops have turned in the last 10 s."""
         if (hung_us := self._loop_hung_us()) >= TURN_US:
             return Sign(False, f"the event loop has not turned for {hung_us // 1_000_000} s")
         for one in self._consumers:
@@ -140,7 +140,7 @@ class ConsumerVitals:
         return Sign()
 
     def ready(self) -> Sign:
-        """Whether store and clock are right, and no consumer is about to end."""
+        """Report whether store and clock are right, and no consumer is about to end."""
         return Sign(False, "leaving") if self.is_leaving() else self._readiness.sign()
 
     def is_leaving(self) -> bool:

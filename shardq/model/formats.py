@@ -7,13 +7,13 @@ from shardq.errors import SchemaMissing, SchemaNewer
 BASE = 14
 """The format of the tables that `cql/` and `stores/sqlite/schema.py` make.
 
-What has a lower number is refused: no release made it. A migration has the number of its format.
+A lower number is refused, because no release made it. A migration has the number of its format.
 """
 FORMAT = 14
 """The format that this shardq reads and writes.
 
-Each later change of what is stored raises it: of tables, of JSON records, of receipts. Before 0.1.0
-such a change raises `BASE` as well. After that a change of tables is a migration.
+Each change of tables, of stored JSON or of receipts raises it. Before 0.1.0 such a change raises
+`BASE` as well. After that a change of tables is a migration.
 """
 
 
@@ -21,12 +21,12 @@ def is_current(number: int, *, shown: str, what: str) -> bool:
     """True if a store has this format; False if its tables are not all made, or not all migrated.
 
     Args:
-        number: The format that is stored; 0 where there is none yet.
-        shown: How the store is named in errors.
-        what: What it is: file, or keyspace.
+        number: The stored format; 0 if there is none yet.
+        shown: The store's name in errors.
+        what: The kind of store, for errors: file, or keyspace.
 
     Raises:
-        SchemaMissing: If a shardq of before 0.1.0 made it.
+        SchemaMissing: If a shardq from before 0.1.0 made it.
         SchemaNewer: If a newer shardq made it.
     """
     if number > FORMAT:

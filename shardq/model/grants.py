@@ -1,4 +1,4 @@
-"""What a key of the server may do: levels, and patterns of queues.
+"""The rights of a server's key: levels, and patterns of queues.
 
 A pattern is a queue's name, or the beginning of names and a `*`. Other wildcards do not exist, so
 that a pattern is matched in no time and can be compared with another one.
@@ -42,7 +42,7 @@ ALL = "".join(Level)
 """Every level."""
 ANY_QUEUE = "*"
 QUEUES_MAX = 100
-"""Patterns of a key."""
+"""The most patterns of a key."""
 _PATTERN = re.compile(r"[A-Za-z0-9._-]{0,120}\*?\Z", re.ASCII)
 _WORDS = {level.name.lower(): level.value for level in Level}
 
@@ -54,7 +54,7 @@ def levels_of(text: str) -> str:
         text: Letters, or words with commas between them, or `all`.
 
     Raises:
-        UsageError: If it names no level, or one that there is not.
+        UsageError: If it names no level, or one that does not exist.
 
     >>> levels_of("ar"), levels_of("read,ack"), levels_of("all")
     ('ra', 'ra', 'rpuagcdsm')
@@ -77,7 +77,7 @@ def patterns_of(given: Iterable[str]) -> tuple[str, ...]:
     """Patterns of queues, checked, each once.
 
     Raises:
-        UsageError: If one is no pattern, or there are too many; or none.
+        UsageError: If one is no pattern, or there are none or too many.
     """
     patterns = tuple(dict.fromkeys(given))
     for pattern in patterns:
@@ -92,7 +92,7 @@ def patterns_of(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def matches(patterns: Sequence[str], queue: str) -> bool:
-    """True if a queue has one of these patterns.
+    """True if a queue matches one of these patterns.
 
     >>> matches(["orders", "shop.*"], "shop.mail"), matches(["orders"], "orders.dead")
     (True, False)
@@ -101,7 +101,7 @@ def matches(patterns: Sequence[str], queue: str) -> bool:
 
 
 def within(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """The patterns that both have: of each pair, the narrower one.
+    """The patterns of the queues that both match: the narrower one of each pair.
 
     >>> within(["*"], ["shop.*"]), within(["shop.mail", "post"], ["shop.*"])
     (('shop.*',), ('shop.mail',))
@@ -112,7 +112,7 @@ def within(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
 
 
 def covers(patterns: Sequence[str], others: Iterable[str]) -> bool:
-    """True if every queue of the other patterns has one of these.
+    """True if every queue that matches one of the others matches one of these patterns.
 
     >>> covers(["shop.*"], ["shop.mail", "shop.a*"]), covers(["shop.*"], ["*"])
     (True, False)
@@ -121,5 +121,5 @@ def covers(patterns: Sequence[str], others: Iterable[str]) -> bool:
 
 
 def _is_within(narrow: str, wide: str) -> bool:
-    """True if a name or pattern is within a pattern: `*` is in no name."""
+    """True if a name, or all names of a pattern, match a wider pattern; no name has a `*`."""
     return narrow == wide or (wide.endswith("*") and narrow.startswith(wide[:-1]))

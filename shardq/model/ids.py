@@ -1,7 +1,8 @@
 """Row ids: time-ordered UUIDs, version 1, as 16 bytes.
 
-A row id's time is the row's birth: the microsecond at which it is written and after which it is
-deleted. It never goes backwards, but with the machine's own clock, and then as another generator.
+A row id's time is the row's birth: the write time of its insert, in microseconds; its delete is
+written later. Births of one generator never go backwards. If the machine's clock was set back, a
+new generator takes over.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _GREGORIAN = 0x01B21DD213814000
 
 _HEAD = struct.Struct(">IHH")
 _BACK_US = 500_000
-"""Ids may be this far ahead of the clock: others have noticed that it was set back, or many ids
-were made in a microsecond."""
+"""Ids may be this far ahead of the clock, because many were made in one microsecond, or the clock
+was set back a little."""
 
 
 _SPREAD_US = 1_000_000
-"""Over so long the births of fixed ids are spread: they fill all parts of a minute's history."""
+"""The births of fixed ids are spread over this time, to fill all parts of a minute's history."""
 _TAIL_KEPT = 0xBFFF_FFFF_FFFF_FFFF
 _TAIL_SET = 0x8000_0100_0000_0000
 """Variant 1 of RFC 9562, and the multicast bit: no real network card."""
@@ -49,7 +50,7 @@ class RowIds:
         locks.in_child(self, RowIds._renew)
 
     def next(self, now_us: int) -> bytes:
-        """A fresh id born at `now_us`, or a microsecond after the last one where that is later.
+        """A fresh id, born at `now_us`, or a microsecond after the last one if that is later.
 
         Args:
             now_us: Epoch microseconds, UTC.
@@ -58,17 +59,17 @@ class RowIds:
             16 bytes in RFC 9562 order.
         """
         with self._lock:
-            # No call from here to where the last one is set: no signal's handler comes between.
+            # No call between these lines, so that no signal's handler runs in between.
             last = self._last_us
             birth = now_us if now_us > last else last + 1
             self._last_us = birth
             return _head(birth) + self._tail
 
     def turn_back(self, now_us: int) -> None:
-        """Go on from `now_us`, where the clock was set back: ids ahead of it are of another time.
+        """Continue from `now_us` after the clock was set back.
 
-        What entered a queue after a purge, or in a span of its history, follows from births: those
-        of one process must not be ahead of all others'.
+        Births say what entered a queue after a purge, or in a span of its history. So the births of
+        one process must not be ahead of those of all others.
 
         Source:
             RFC 9562, section 6.1: a clock that was set back takes another sequence.
@@ -84,7 +85,7 @@ class RowIds:
 
 
 def _fresh_tail() -> bytes:
-    """Sequence and node of a generator that is like no other."""
+    """The sequence and node of a new generator, which no other generator has."""
     sequence = secrets.randbits(14) | 0x8000
     node = secrets.randbits(48) | 1 << 40  # the multicast bit: no real network card
     return sequence.to_bytes(2, "big") + node.to_bytes(6, "big")
@@ -95,13 +96,14 @@ row_ids = RowIds()
 
 
 def after(row_id: bytes, now_us: int) -> bytes:
-    """A fresh id for a row that moves, never born before the one that it has.
+    """A fresh id for a row that moves, born after the id that the row has.
 
-    The latest born of a message's places is where it is, and the clock of whoever moved it before
-    may be ahead: then this one is born a microsecond later, and ids of other rows are not.
+    A message is at the place whose id was born last. The process that moved it before may have a
+    clock that is ahead: then the new id is born a microsecond after the present one. Ids of other
+    rows are not affected.
 
     Args:
-        row_id: The one that it has.
+        row_id: The row's present id.
         now_us: Epoch microseconds, UTC.
 
     >>> ahead = fixed(1_000_000, "order-7")
@@ -113,12 +115,12 @@ def after(row_id: bytes, now_us: int) -> bytes:
 
 
 def fixed(at_us: int, name: str) -> bytes:
-    """The one id of a name at a time, equal in every process and language.
+    """The id of a name at a time, equal in every process and language.
 
-    Of the 40 hex digits of the name's SHA-1, in UTF-8, the first 12 modulo 1,000,000 are the
-    microseconds from `at_us` to its birth, the next 4 are the clock sequence and the next 12 the
-    node, where the bits of the variant and the multicast bit are set. So ids of one time are born
-    within its second, and are 2^81.
+    It follows from the 40 hex digits of the SHA-1 of the name in UTF-8. The first 12, modulo
+    1,000,000, are the microseconds from `at_us` to the birth. The next 4 are the clock sequence,
+    the next 12 the node; the variant's bits and the multicast bit are set. So the ids of one time
+    are born within a second after it, and there are 2^81 of them.
 
     Args:
         at_us: Epoch microseconds, UTC; at least 0.
@@ -137,7 +139,7 @@ def fixed(at_us: int, name: str) -> bytes:
 
 
 def named(at_us: int, name: str) -> bytes:
-    """The one id of a name, born at a time: as `fixed`, without the spread over a second.
+    """The id of a name, born exactly at a time: like `fixed`, without the spread over a second.
 
     >>> birth_us(named(1_000_000, "order-7"))
     1000000
@@ -146,7 +148,7 @@ def named(at_us: int, name: str) -> bytes:
 
 
 def bound(at_us: int) -> bytes:
-    """The first id of a microsecond: what was born before it is less, what is born later more."""
+    """The lowest id of a microsecond: above all ids born earlier, below all born later."""
     return _head(at_us) + _FIRST_TAIL
 
 
@@ -172,7 +174,7 @@ def from_order_key(key: bytes) -> bytes:
 
 
 def from_text(text: str) -> bytes | None:
-    """The row id that people read as `text`; None where it is none.
+    """The row id whose text for people is `text`; None if there is none.
 
     >>> from_text("order-7") is None
     True
@@ -185,6 +187,6 @@ def from_text(text: str) -> bytes | None:
 
 
 def text(row_id: bytes) -> str:
-    """A row id as people read it, `xxxxxxxx-xxxx-1xxx-xxxx-xxxxxxxxxxxx`."""
+    """A row id as text for people: `xxxxxxxx-xxxx-1xxx-xxxx-xxxxxxxxxxxx`."""
     one = row_id.hex()
     return f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}"

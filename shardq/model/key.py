@@ -1,6 +1,6 @@
 """A key: the name that a user gave one live message of a queue, as the message's row keeps it.
 
-What a name stands for right now, the table `keys` says.
+The table `keys` has the message that a name stands for now.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from shardq.model import names
 BUCKETS = 16
 """Partitions over which the names of a queue are spread."""
 NEVER = 10**17
-"""A generation to which no message comes: a row of it never begins."""
+"""A generation that no message reaches: a row with it never begins."""
 _TEXT = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17})?:(.+)", re.DOTALL)
 
 _USUAL = "1::"
 _USUAL_CHARS = len(_USUAL)
-"""How a key begins that was put once, and is free at once."""
+"""The beginning of a stored key of generation 1 whose name is not held after the end."""
 
 
 class MessageKey(NamedTuple):
-    """The name of a message, and what its row has to know of it.
+    """The name of a message, its generation, and how long the name is held.
 
     Attributes:
-        name: What the user called it: 1 to 256 printable characters.
-        generation: 1 for what was put first, one more with each command by key that replaces the
-            row. A row of an older generation never runs.
-        unique_ms: How long the name is held after the message's end, milliseconds; None: it is free
-            at once.
+        name: The name that the user gave: 1 to 256 printable characters.
+        generation: 1 for the first put; each command by key that replaces the row adds one. A row
+            of an older generation never runs.
+        unique_ms: The time for which the name is held after the message's end, milliseconds; None:
+            the name is free at once.
     """
 
     name: str
@@ -52,7 +52,7 @@ class MessageKey(NamedTuple):
         """A key from its stored form.
 
         Raises:
-            StoreCorrupt: If it is none.
+            StoreCorrupt: If the text is no key.
         """
         key = parsed(text) if isinstance(text, str) else None
         if key is None:
@@ -65,7 +65,7 @@ class MessageKey(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def parsed(text: str) -> MessageKey | None:
-    """The key of a text, which is asked for time and again on a message's way; None if damaged."""
+    """The key in a stored text; None if it is damaged. Cached, because each step reads it again."""
     if text.startswith(_USUAL) and _USUAL_CHARS < len(text) <= _USUAL_CHARS + names.TEXT_MAX:
         # As below, in a third of the time.
         return MessageKey(text[_USUAL_CHARS:])
@@ -77,7 +77,7 @@ def parsed(text: str) -> MessageKey | None:
 
 
 def bucket_of(name: str) -> int:
-    """In which of the `BUCKETS` a name is, the same in every process and language.
+    """The bucket of a name, 0 to `BUCKETS` - 1, the same in every process and language.
 
     >>> bucket_of("order-7")
     10

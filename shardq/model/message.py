@@ -8,7 +8,7 @@
                               └─ out of attempts, bury, forward ──► enters another queue
 ```
 
-Where rows live is `shard.py`'s, what becomes of them `planner.py`'s.
+`shard.py` has the places of rows, and `planner.py` their changes.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 1 << 20
 MESSAGE_BYTES_MAX = BODY_BYTES_MAX + (16 << 10)
-"""Body and headers together, these as JSON: 1 MiB of a user's, and room for names and quotes."""
+"""Body and headers together, the headers as JSON: 1 MiB, and room for names and quotes."""
 TASK_HEADER, OPTIONS_HEADER = JOB_HEADERS = ("task", "task-options")
-"""The headers that say which task a job is of, and what its options are."""
+"""The headers with the task of a job and the job's options."""
 _TASK_CHARS_MAX = 256
-"""Anybody's header may have its name, and be longer than any task's."""
+"""A user's own header may have the name of the task's, with a longer text."""
 RESERVED_HEADER = "shardq-"
-"""Header names of shardq itself: why an attempt failed, why and where a dead message died."""
+"""Header names of shardq itself begin so: why an attempt failed, why and where a message died."""
 EXPIRES_HEADER = "shardq-expires"
-"""In this header of a message is for how long after its first due it is of use, milliseconds."""
+"""The header with the time after its first due for which a message is of use, milliseconds."""
 _EXPIRES = f'"{EXPIRES_HEADER}":'
 ERROR_CHARS_MAX = 1_000
-"""The length of a last error: a message carries it through every move until it is acked."""
+"""The most characters of a last error, which a message carries through all its moves."""
 SERIAL_MAX = 999_999
-"""An edit is written its serial in microseconds after the row, and below the row's delete."""
+"""An edit is written at the row's birth plus this many microseconds at most, before the delete."""
 SERIALS_AFTER_TAKEOVER = 5
 """Added to a row's serial by its new reader's first edit; every other edit adds one or two.
 
-What the former reader has under way adds one, or two where it gives a claim back: it stays below.
+Edits of the former reader that are under way add one, or two to give a claim back: they stay
+below.
 """
 SERIALS_OF_OTHERS = 2
-"""Added by an edit of one who does not own the row's lane: the owner's own edit adds one."""
+"""Added by an edit of a process that does not own the row's lane; the owner's own edit adds one."""
 _DAMAGED = "shardq-headers"
-"""In this header of a dead message are those that it had, where they could not be read."""
+"""The header of a dead message with its former headers, if they could not be read."""
 _KEY = "shardq-key"
-"""In this header of a dead message is the key that it had, where it keeps none."""
+"""The header of a dead message with its former key, if the message does not keep it."""
 _DIED = '"shardq-queue":'
 _REASON_CHARS_MAX = 8_000
 _compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-"""Made once: to make it takes as long as to use it."""
+"""Made once, because making it takes as long as using it."""
 _escaped = json.JSONEncoder(separators=(",", ":")).encode
 """For texts with half a surrogate pair, which UTF-8 cannot hold."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -212,10 +213,10 @@ class Row(NamedTuple):
         return first_due, ids.order_key(self.first or self.id)
 
     def checked(self) -> Row:
-        """Itself, where each column holds what such a one does; what drains does without.
+        """The row itself, if each column has a value of its kind. Drains do without this check.
 
         Raises:
-            StoreCorrupt: If one does not.
+            StoreCorrupt: If a column has another value.
         """
         for column, value, is_sound in zip(self._fields[1:], self[1:], _SOUND, strict=True):
             if not is_sound(value):
@@ -252,7 +253,7 @@ _SOUND: tuple[Callable[[object], bool], ...] = (
     _is_text, _is_moment, _is_text, _is_moment, _is_text, _is_text, _is_text,
     _is_count, _is_count,
 )  # fmt: skip
-"""For each column but the shard a function that is true of a value that the column can hold."""
+"""For each column except the shard: a function that returns True for a value of its kind."""
 AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
     ("first", "claim", "since_ms", "not_before_ms", "error", "received")
 ) | {"attempt": 0}
@@ -272,10 +273,10 @@ def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -
     """The row of the same message at another place, where it was never edited.
 
     Args:
-        row: Where it was.
-        shard: Where it will be.
-        due_ms: When it is due there.
-        row_id: Its new one.
+        row: The present row.
+        shard: Its new shard.
+        due_ms: Its new due.
+        row_id: Its new row id.
         changes: Other columns.
     """
     if row.is_lasting:
@@ -289,7 +290,7 @@ def received_at(row: Row, at_ms: int, *, is_lasting: bool) -> str:
     Args:
         row: The row before its claim.
         at_ms: The time now, epoch milliseconds.
-        is_lasting: True if its receipts are to last. Those of a row once do for good.
+        is_lasting: True if its receipts are to last; once they do, they last for good.
 
     >>> row = Row(Shard("mail", 0, 0), 0, bytes(16), b"")
     >>> received_at(row, 7, is_lasting=True)
@@ -325,9 +326,9 @@ def note_of(position: Position, shard: Shard, due_ms: int, row_id: bytes) -> Row
 
     Args:
         position: The position.
-        shard: Where the note is to be: in the same lane.
-        due_ms: When its owner is to meet it.
-        row_id: The note's own.
+        shard: The shard of the note, in the same lane.
+        due_ms: When the lane's owner is to read it.
+        row_id: The row id of the note.
     """
     named = f"{position.shard.minute}:{position.due_ms}:{position.id.hex()}"
     return Row(shard, due_ms, row_id, b"", note=named)
@@ -347,14 +348,14 @@ def moved(
     """The row of the same message at another place: same identity, fresh row id.
 
     Args:
-        row: Where it was.
-        shard: Where it will be.
-        due_ms: When it is due there.
-        row_id: Its new one.
+        row: The present row.
+        shard: Its new shard.
+        due_ms: Its new due.
+        row_id: Its new row id.
         attempt: Deliveries begun and recorded.
         claim: The member that holds the delivery under way.
         since_ms: The due from which its lateness counts; None: from `due_ms`.
-        received: Its column `received`; None: as it was.
+        received: Its column `received`; None: unchanged.
     """
     # Built at once: a drain by `receive` moves each message, and `_replace` takes 2 us.
     (
@@ -399,18 +400,18 @@ def entered(
     key: str | None,
     origin_ms: int | None = None,
 ) -> Row:
-    """The row of a message that enters another queue: under its id, with all attempts again.
+    """The row of a message that enters another queue, under its id, with no attempt used.
 
     Args:
-        row: In the queue that it leaves.
-        layout: Of the queue that it enters.
-        due_ms: When it is due there.
-        row_id: Its new one.
+        row: The row in the queue that it leaves.
+        layout: The layout of the queue that it enters.
+        due_ms: Its due there.
+        row_id: Its row id there.
         headers: Its headers there.
-        priority: Its priority; of more than the queue has, the last.
-        index: Which lane of its priority it goes to, where it has no group.
+        priority: Its priority; if the queue has fewer, the last one is taken.
+        index: The lane of its priority, if it has no group.
         key: Its key there, as `MessageKey.text` stores it.
-        origin_ms: The due first asked for, if that is another.
+        origin_ms: The due first asked for, if that differs.
     """
     band = min(priority, layout.bands - 1)
     lane = layout.lane(band, index) if row.group is None else layout.group_lane(row.group)
@@ -431,18 +432,18 @@ def entered(
 def revived(
     row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int, priority: int = 0
 ) -> Row:
-    """The row of a message that enters another queue, and has not died there.
+    """The row of a message that enters another queue alive: put back from the dead, or forwarded.
 
     Args:
-        row: In the queue that it leaves, which may be a dead-letter queue.
-        layout: Of the queue that it enters.
-        due_ms: When it is due there.
-        row_id: Its new one.
-        index: Which lane of its priority it goes to, where it has no group.
+        row: The row in the queue that it leaves, which may be a dead-letter queue.
+        layout: The layout of the queue that it enters.
+        due_ms: Its due there.
+        row_id: Its row id there.
+        index: The lane of its priority, if it has no group.
         priority: Its priority, if it has not died.
 
     Raises:
-        StoreCorrupt: If its headers are none.
+        StoreCorrupt: If its headers cannot be read.
     """
     headers = read_headers(row)
     own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
@@ -464,7 +465,7 @@ def died_in(row: Row) -> str | None:
     """The queue in which a dead message died; None for a message that is not dead.
 
     Raises:
-        StoreCorrupt: If its headers are none.
+        StoreCorrupt: If its headers cannot be read.
     """
     # Most messages of a queue have not died, and their headers need not be read.
     return read_headers(row).get("shardq-queue") if _DIED in (row.headers or "") else None
@@ -474,8 +475,8 @@ class Failure(NamedTuple):
     """The last error of a message, as its row keeps it.
 
     Attributes:
-        error: Why its last attempt failed, or why it was snoozed since.
-        at_ms: When, epoch milliseconds.
+        error: The reason for which its last attempt failed, or it was snoozed since.
+        at_ms: The time of that, epoch milliseconds.
         is_snoozed: True if it was snoozed.
     """
 
@@ -499,10 +500,10 @@ class Failure(NamedTuple):
 
 
 class Message:
-    """One message, as a producer gets it back and a handler receives it. Made by its queue.
+    """One message, as `put` returns it and a handler receives it. Made by its queue.
 
-    It can be pickled, for another process of the same release to read, and to settle by `Queue.ack`
-    and its like.
+    It can be pickled. Another process of the same release can read it, and settle it by `Queue.ack`
+    or another method of the queue.
 
     Attributes:
         body: The bytes that were put.
@@ -519,11 +520,11 @@ class Message:
     ) -> None:
         self._row = row
         self._delivery = delivery
-        """The number of the delivery that its receipt stands for; 0: of none."""
+        """The number of the delivery that its receipt stands for; 0 if it stands for none."""
         self.body: bytes = row.body
         self._signer = signer
         self._watch = watch
-        """Tells whether its key says that it is to stop; None where nothing can."""
+        """Returns True if its key says that its handler is to stop; None if it has no key."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return Message, (self._row, self._delivery, Signed(self.receipt, self._signer.layout))
@@ -549,16 +550,16 @@ class Message:
     def attempt(self) -> int:
         """The number of this delivery, from 1.
 
-        Of a message that was put or looked at: how many deliveries it has had, 0 where it was never
-        delivered; of a dead one, those before it died.
+        For a message that was put or looked at: the number of its deliveries so far. For a dead
+        one: the deliveries before it died.
         """
         return self._delivery or died_after(self._row, self._row)
 
     @property
     def due(self) -> datetime:
-        """When this delivery was due, UTC: as asked for, or by the last retry or snooze.
+        """The due of this delivery, UTC: as asked for, or by the last retry or snooze.
 
-        Of a received message it is when its claim ends; `first_due` is the time asked for.
+        For a received message it is the end of its claim; `first_due` is the time asked for.
         """
         return moment_of(self._row.wanted_ms)
 
@@ -569,12 +570,12 @@ class Message:
 
     @property
     def first_due(self) -> datetime:
-        """When the message was first asked to be due, UTC."""
+        """The due first asked for, UTC."""
         return moment_of(self._row.order[0])
 
     @property
     def first_received(self) -> datetime | None:
-        """When `receive` first returned the message, UTC; None if it never did.
+        """The time at which `receive` first returned the message, UTC; None if it never did.
 
         A consumer writes nothing as it hands a message out, so its deliveries do not count.
         """
@@ -588,21 +589,22 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that were put; on a dead message `shardq-reason` and others say why."""
+        """The headers that were put; a dead message also has `shardq-reason` and others."""
         return read_headers(self._row)
 
     @property
     def last_error(self) -> str | None:
-        """Why its last failed attempt failed, to 1,000 characters; of a dead message, why it died.
+        """The error of its last failed attempt, to 1,000 characters; if dead, the reason of that.
 
-        Or the reason of a `Snooze` since. None where there is neither. An attempt without an
-        outcome, whose process crashed or whose caller never settled it, leaves what was there.
+        If a `Snooze` came later, it is the reason of that. None if there is neither. An attempt
+        without an outcome, because its process crashed or its caller never settled it, changes
+        nothing here.
         """
         return last_error(self._row)[0]
 
     @property
     def last_error_at(self) -> datetime | None:
-        """When that attempt ended, UTC; of a dead message, when it died."""
+        """The end of the attempt of `last_error`, UTC; for a dead message, its death."""
         return last_error(self._row)[1]
 
     @property
@@ -612,18 +614,18 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """The name that it was put under, of no other live message in its queue; or None."""
+        """The name that it was put under, unique among its queue's live messages; or None."""
         key = key_of(self._row)
         return None if key is None else key.name
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether a cancel by key has found it running, and its handler is to stop.
+        """True if the message was cancelled by its key while it ran: its handler is to stop.
 
-        To be asked now and then by a handler that runs for long; it may end as it likes. A message
-        that was cancelled so is not delivered again: a retry of it is dropped. One read of its key,
-        at most every 0.25 s. False of a message without a key, of one that is not a delivery of
-        this process, as of a pickled one, and while the store does not answer.
+        A handler that runs for long asks this now and then, and may end as it likes. The message is
+        not delivered again: a retry of it is dropped. It costs one read of its key, at most every
+        0.25 s. Always False for a message without a key, for one that this process did not deliver,
+        such as a pickled one, and while the store does not answer.
         """
         return self._watch is not None and self._watch()
 
@@ -653,11 +655,11 @@ def receipt_of(row: Row, delivery: int) -> Receipt:
 
 
 class Sealed(NamedTuple):
-    """What is put many times with the same headers: these are checked once.
+    """A body and headers that were checked once, to be put many times.
 
     Attributes:
         body: The bytes.
-        headers: As `headers_json` gives them.
+        headers: The headers in the form of `headers_json`.
     """
 
     body: bytes
@@ -665,15 +667,15 @@ class Sealed(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """True if it is no larger than any message may be."""
+        """True if its size needs no check."""
         return len(self.body) + len(self.headers) <= BODY_BYTES_MAX
 
 
 def body_bytes(value: object) -> bytes:
-    """A body as it is stored: bytes as they are, text as UTF-8.
+    """A body in its stored form: bytes unchanged, text as UTF-8.
 
     Raises:
-        BadBody: If it is neither, text with half a surrogate pair, or larger than 1 MiB.
+        BadBody: If it is neither bytes nor text, has half a surrogate pair, or is over 1 MiB.
     """
     if type(value) is bytes and len(value) <= BODY_BYTES_MAX:
         return value
@@ -701,11 +703,11 @@ def body_bytes(value: object) -> bytes:
 
 
 def contents(body: object, headers: object) -> tuple[bytes, str | None]:
-    """A body and its headers, or None, as they are stored.
+    """A body and its headers, or None, in their stored forms.
 
     Raises:
-        BadName: As `headers_json` raises it.
-        BadBody: If one cannot be used, or both together are too large.
+        BadName: If the name of a header cannot be used.
+        BadBody: If body or headers cannot be used, or both together are too large.
     """
     content = body_bytes(body)
     if headers is None:
@@ -732,7 +734,7 @@ def check_size(body: bytes, headers: str | None) -> None:
 
 
 def headers_json(given: object) -> str | None:
-    """Headers as they are stored.
+    """Headers in their stored form.
 
     Raises:
         BadName: If a name is not 1 to 256 printable characters.
@@ -751,7 +753,7 @@ def headers_json(given: object) -> str | None:
         if not isinstance(value, str):
             raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
         if not value.isascii() and _SURROGATE_PAIR.search(value):
-            # JSON reads the two as the one that they stand for, which was not given.
+            # JSON would read the two halves as one character, which the user did not give.
             raise BadBody(
                 f"header {name!r} holds a character in two halves, a surrogate pair; "
                 f"decode it from UTF-16 first."
@@ -771,18 +773,18 @@ def write_headers(headers: Mapping[str, str]) -> str:
 
 
 def expiring(headers: str | None, expires_ms: int) -> str:
-    """Headers of a message that is of use for so long after its first due, milliseconds."""
+    """Headers with the time for which a message is of use after its first due, milliseconds."""
     named = {} if headers is None else json.loads(headers)
     return write_headers(named | {EXPIRES_HEADER: str(expires_ms)})
 
 
 def expires_ms_of(row: Row) -> int | None:
-    """For how long after its first due a message is of use, milliseconds; None: for ever.
+    """The time for which a message is of use after its first due, milliseconds; None: for ever.
 
     A dead message is of use until it is put back, and for ever then.
     """
     headers = row.headers
-    # Most messages have no such header, and theirs need not be read.
+    # Most messages lack this header, so their headers need not be parsed.
     if headers is None or _EXPIRES not in headers or _DIED in headers:
         return None
     with suppress(StoreCorrupt, ValueError, KeyError):
@@ -791,11 +793,11 @@ def expires_ms_of(row: Row) -> int | None:
 
 
 def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
-    """When a message becomes too old to be delivered, epoch milliseconds; None: never.
+    """The time from which a message is too old to be delivered, epoch milliseconds; None: never.
 
     Args:
         row: Its row.
-        retention_ms: How long its queue keeps a message, counted from the later of its entry and
+        retention_ms: The time for which its queue keeps a message, from the later of its entry and
             its first due; 0: for ever.
     """
     expires_ms = expires_ms_of(row)
@@ -809,9 +811,9 @@ def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
 
 
 def task_of(row: Row) -> str | None:
-    """The task that a row is a job of, 256 characters of it; None where it is none, or damaged.
+    """The task of a row's job, cut to 256 characters; None if it is no job, or damaged.
 
-    It is recorded by stores, which take no half of a surrogate pair.
+    Stores record it, and they refuse half a surrogate pair.
     """
     if not row.headers or TASK_HEADER not in row.headers:
         return None
@@ -825,7 +827,7 @@ def read_headers(row: Row) -> dict[str, str]:
     """The headers of a row.
 
     Raises:
-        StoreCorrupt: If they are none.
+        StoreCorrupt: If they cannot be read.
     """
     if not row.headers:
         return {}
@@ -842,7 +844,7 @@ def key_of(row: Row) -> MessageKey | None:
     """The key of a row; None without one.
 
     Raises:
-        StoreCorrupt: If it is none.
+        StoreCorrupt: If it cannot be read.
     """
     if row.key is None:
         return None
@@ -856,26 +858,26 @@ def failed(row: Row, error: str, failed_ms: int, *, is_snoozed: bool = False) ->
     """The row with the error of the attempt that has just failed, in place of the one before.
 
     Args:
-        row: The message's.
-        error: Why it failed; a too long one loses its end.
-        failed_ms: When, epoch milliseconds.
-        is_snoozed: Whether it has not failed: the error is why it was snoozed.
+        row: The message's row.
+        error: The error; if it is too long, its end is cut off.
+        failed_ms: The time of the failure, epoch milliseconds.
+        is_snoozed: True if the attempt did not fail: the text is the reason of a snooze.
     """
     return row._replace(error=Failure(short_error(error), failed_ms, is_snoozed).text())
 
 
 def short_error(error: str) -> str:
-    """An error as it is kept: without what is beyond `ERROR_CHARS_MAX` characters."""
+    """An error, cut to `ERROR_CHARS_MAX` characters."""
     return sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
 
 
 def last_error(row: Row) -> tuple[str | None, datetime | None]:
-    """The last error of a row and when it was; of a dead one, why it died and when.
+    """The last error of a row and its time; for a dead message, the reason and time of its death.
 
     Raises:
-        StoreCorrupt: If its error, or a dead one's headers are none.
+        StoreCorrupt: If the error, or a dead message's headers, cannot be read.
     """
-    # A row that was retried among the dead has failed after it died: its burial left no error.
+    # A burial leaves no error: a row that has one was retried among the dead, and failed there.
     failure = failure_of(row)
     if failure is not None:
         return failure.error, moment_of(failure.at_ms)
@@ -886,7 +888,7 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
 
 
 def failure_of(row: Row) -> Failure | None:
-    """The last error of a row; None where there is none.
+    """The last error of a row; None if there is none.
 
     Raises:
         StoreCorrupt: If it is damaged.
@@ -900,7 +902,7 @@ def failure_of(row: Row) -> Failure | None:
 
 
 def is_snooze_reason(row: Row) -> bool:
-    """True if the last error of a row is why it was snoozed, and no failure.
+    """True if the last error of a row is the reason of a snooze, and no failure.
 
     Raises:
         StoreCorrupt: If its error is damaged.
@@ -910,7 +912,7 @@ def is_snooze_reason(row: Row) -> bool:
 
 
 def spent_reason(row: Row, reason: str) -> str:
-    """Why a message dies whose last attempt left no error: with the last one that there is."""
+    """The reason for the death of a message, followed by its last error if it has one."""
     try:
         error, _ = last_error(row)
     except StoreCorrupt:
@@ -919,9 +921,9 @@ def spent_reason(row: Row, reason: str) -> str:
 
 
 def first_line(reason: str) -> str:
-    r"""What a view with room for one line shows of a reason; `..` says that there is more.
+    r"""A reason in one line, for a view with room for one; it ends in `..` if there is more.
 
-    Of a command's, the lines after the first repeat it: they are the end of what it wrote.
+    If the first line ends in a colon, the second is added to it.
 
     >>> first_line("exit code 1 of sh:  refused\nconnecting\nrefused")
     'exit code 1 of sh: refused ..'
@@ -936,7 +938,7 @@ def first_line(reason: str) -> str:
 
 
 def sound_text(text: str) -> str:
-    """A text in which no half of a surrogate pair is left: what cannot be printed is escaped."""
+    """A text without halves of surrogate pairs: those that stand alone are escaped."""
     if text.isascii():
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -944,7 +946,7 @@ def sound_text(text: str) -> str:
 
 
 def _moment_or_none(text: str | None) -> datetime | None:
-    """The time that a header of shardq holds; None where it is none."""
+    """The time in a header of shardq; None if the header has none."""
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError:
@@ -961,21 +963,21 @@ def dead_headers(
     traceback: str = "",
     key: str | None = None,
 ) -> str:
-    """The headers of a message that has died, as a JSON object: its own, and why it died.
+    """The headers of a message that has died, as a JSON object: its own, and those on its death.
 
     Args:
-        row: The message, in the queue that it dies in. Damaged headers are kept as one.
-        priority: What it was put with.
-        reason: Why, in words; too long ones lose their end, tracebacks their beginning.
-        attempts: How often it was delivered.
-        died_ms: When, epoch milliseconds.
-        traceback: Of its last attempt.
+        row: The message in the queue in which it dies. Damaged headers are kept in one header.
+        priority: Its priority.
+        reason: The reason in words; if it is too long, its end is cut off.
+        attempts: The number of its deliveries.
+        died_ms: The time of its death, epoch milliseconds.
+        traceback: The traceback of its last attempt; if too long, its beginning is cut off.
         key: Its key, if it loses that.
     """
     try:
         own = read_headers(row)
     except StoreCorrupt:
-        # Its consumer cannot mend them, nor go on before it has buried it.
+        # Its consumer cannot repair the headers, and cannot continue before the burial.
         own = {_DAMAGED: str(row.headers)}
     headers = own | {
         "shardq-queue": row.shard.queue,
@@ -992,7 +994,7 @@ def dead_headers(
 
 
 def died_after(buried: Row, row: Row) -> int:
-    """Deliveries of a row, of which its burial knows one more than the row may say."""
+    """The deliveries of a row; its burial may have counted one that the row does not have."""
     if _DIED not in (buried.headers or ""):
         return row.attempt
     try:
@@ -1004,7 +1006,7 @@ def died_after(buried: Row, row: Row) -> int:
 
 
 def priority_of(row: Row, layout: Layout) -> int:
-    """The priority of a message: of one without a group its lane's band."""
+    """The priority of a message; without a group it is the band of its lane."""
     return layout.band_of(row.shard.lane) if row.group is None else row.priority
 
 

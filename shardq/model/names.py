@@ -20,7 +20,7 @@ _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 TEXT_MAX = 256
 """Characters of a label, at most."""
 _JOINERS = re.compile("[\u200c\u200d\U000e0020-\U000e007f]")
-"""Not seen themselves, but they join what is: emoji, letters of some scripts, tags of flags."""
+"""Invisible characters that join visible ones: emoji, letters of some scripts, tags of flags."""
 _EMOJI = re.compile("[\U0001f000-\U0001fbff]")
 """Python knows the emoji of its own release's Unicode; other processes may run a newer one."""
 
@@ -53,12 +53,12 @@ def keyspace_name(value: object) -> str:
 def label(value: object, *, what: str, most: int = TEXT_MAX) -> str:
     """A group, message id or header name: 1 to 256 printable characters of any script, emoji too.
 
-    Characters are Unicode's: an emoji that others are joined to has several.
+    Characters are Unicode's: a joined emoji has several.
 
     Args:
-        value: It.
-        what: For errors.
-        most: Characters of it, at most.
+        value: The text.
+        what: Its name in errors.
+        most: The most characters that it may have.
     """
     if isinstance(value, str) and 0 < len(value) <= most and is_printable(value):
         return value
@@ -69,11 +69,11 @@ def label(value: object, *, what: str, most: int = TEXT_MAX) -> str:
 
 
 def several(value: object, *, what: str) -> tuple[Any, ...]:
-    """Names of which there may be many; not one text, whose letters would each be taken for a name.
+    """A list of names. A single text is refused: each of its letters would be taken for a name.
 
     Args:
-        value: Them, not checked themselves.
-        what: For errors.
+        value: The names, which are not checked themselves.
+        what: Their name in errors.
     """
     if isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)
@@ -81,7 +81,7 @@ def several(value: object, *, what: str) -> tuple[Any, ...]:
 
 
 def is_printable(text: str) -> bool:
-    r"""Whether a text can be seen, in one line; none of it controls a terminal.
+    r"""True if a text is visible, in one line, and has no character that controls a terminal.
 
     >>> is_printable("👩\u200d🚀 é"), is_printable("\u200d"), is_printable("a\u202eb")
     (True, False, False)
@@ -98,7 +98,7 @@ def dead_queue(queue: str) -> str:
 
 
 def served_queue(queue: str) -> str:
-    """The queue whose dead messages `queue` keeps; itself, where it keeps none.
+    """The queue whose dead messages `queue` keeps; `queue` itself if it is no such queue.
 
     >>> served_queue("mail.dead"), served_queue("mail")
     ('mail', 'mail')
@@ -107,12 +107,12 @@ def served_queue(queue: str) -> str:
 
 
 def is_dead_queue(queue: str) -> bool:
-    """Whether a queue keeps the dead messages of another."""
+    """True if a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)
 
 
 def nearest(asked: str, known: Iterable[str]) -> str | None:
-    """The known name that may be meant, by the whole of it or by what follows its last dot.
+    """The known name that is most like a given one, as a whole or by the part after its last dot.
 
     >>> nearest("nigthly", ["shop.jobs.nightly", "hourly"])
     'shop.jobs.nightly'
@@ -129,7 +129,7 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
 
 
 def hint(asked: str, known: Iterable[str], otherwise: str) -> str:
-    """What to say after a name that is not known: the one that may be meant, or something else.
+    """The end of an error about an unknown name: a similar name, or else another text.
 
     >>> hint("qeue", ["queue", "body"], "there are queue, body.")
     "did you mean 'queue'?"

@@ -13,16 +13,16 @@ from shardq.model.shard import Layout, Position, Shard
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a receipt token says.
+    """The content of a receipt token.
 
     Attributes:
-        position: Where the row was.
-        attempt: The number of the delivery that it stands for; 0 of none.
-        serial: The row's serial when that delivery began: in a group lane the row stays where it
-            is, and an attempt that was given back has its number twice.
-        first: Row id of the message's first placement, of a receipt that lasts: by it the message
-            is found wherever its row has moved. None: the receipt is for its position alone.
-        key: The row's key, as it is stored; empty without one. Only of a receipt that lasts.
+        position: The position of the row.
+        attempt: The number of the delivery; 0 if it stands for none.
+        serial: The row's serial when the delivery began. It tells deliveries apart in a group lane:
+            there the row stays, and an attempt that was given back has its number twice.
+        first: The row id of the message's first placement, by which a lasting receipt finds the
+            message wherever its row has moved. None: the receipt holds for its position alone.
+        key: The row's key in its stored form, in a lasting receipt; empty without one.
     """
 
     position: Position
@@ -34,36 +34,36 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The one receipt of a message's copy, which has no signer: in a pickle no secret travels.
+    """The receipt of a pickled message, in place of a signer: a pickle holds no secret.
 
     Attributes:
         token: The receipt.
-        layout: Where the queue's rows live.
+        layout: The layout of the queue.
     """
 
     token: str
     layout: Layout
 
     def sign(self, _receipt: Receipt) -> str:
-        """The receipt, as it was signed where the message was delivered."""
+        """The receipt that was signed in the process that delivered the message."""
         return self.token
 
 
 _FROM_URL, _TO_URL = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
 _TOKEN = struct.Struct(">BIqIq16s3s")
 _FIRST_BYTE = 2
-"""By it a receipt is told from an id."""
+"""The first byte of a receipt; it differs from that of an id."""
 _SERIAL_BYTES = 3
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
-"""In base64; whole groups of three bytes, so that there is no padding."""
+"""The length in base64; the bytes are a multiple of three, so that there is no padding."""
 _BEGINS = "Ag"
-"""How each begins: its first byte, and the first bits of a lane's number, which are never set."""
+"""The beginning of each token: its first byte, and the first bits of a lane, never set."""
 _LASTING_BYTE = 3
 _LASTING_BEGINS = "Aw"
 _FIRST_BYTES = 16
 _LASTING_CHARS_MIN = -(-(_TOKEN.size + _FIRST_BYTES + _MAC_BYTES) // 3) * 4
-"""The length of a receipt that lasts, without a key; one with a key is longer."""
+"""The length of a lasting receipt without a key; a key makes it longer."""
 
 
 def _encoded(data: bytes) -> bytes:
@@ -77,7 +77,7 @@ class Signer:
     Args:
         queue: The queue's name; a receipt of another queue is refused.
         secret: The queue's secret, shared by all its processes through the store.
-        layout: Where the queue's rows live.
+        layout: The layout of the queue.
     """
 
     def __init__(self, queue: str, secret: bytes, layout: Layout) -> None:
@@ -105,7 +105,7 @@ class Signer:
 
     @staticmethod
     def is_meant(text: str) -> bool:
-        """Whether a text that may be an id as well is a receipt, of whatever queue.
+        """True if a text is meant as a receipt, of any queue, rather than as an id.
 
         >>> Signer.is_meant("order-7")
         False
@@ -115,10 +115,10 @@ class Signer:
         return len(text) == _TOKEN_CHARS and text.startswith(_BEGINS)
 
     def read(self, token: object) -> Receipt:
-        """What a token says.
+        """The content of a token.
 
         Raises:
-            BadReceipt: If it is none, is damaged, or was signed for another queue.
+            BadReceipt: If it is no receipt, is damaged, or was signed for another queue.
         """
         if not isinstance(token, str):
             raise BadReceipt(
@@ -127,7 +127,7 @@ class Signer:
             )
         is_lasting = token.startswith(_LASTING_BEGINS)
         if not (is_lasting or token.startswith(_BEGINS)):
-            # Its id is what people have of a message, and what they try.
+            # People often pass a message's id.
             raise BadReceipt(
                 f"{shown(token)} is no receipt; pass a receipt on unchanged, or the message that "
                 f"put() or receive() returned; where this is a message's id or key, find(id) or "

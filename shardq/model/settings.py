@@ -1,7 +1,4 @@
-"""A queue's settings: what they are, their bounds, and how they are stored.
-
-Who may change them and when, `queue.py` says.
-"""
+"""A queue's settings, their bounds, and their stored form. `queue.py` changes them."""
 
 from __future__ import annotations
 
@@ -26,34 +23,33 @@ GROUP_LANE_MAX = (1 << 28) - 1
 """Reached after 500,000 drops of a queue of 256 lanes for groups; a receipt has room for it."""
 GROUP_LANES = 64
 OFF = "off"
-"""What `history` is set to where none is kept, and `dead` where dead messages are not kept."""
+"""The value of `history` to keep none, and of `dead` to keep no dead messages."""
 FOLLOWED_MS = 5_000
-"""Within this time every process follows a change."""
+"""Every process follows a change of settings within this time."""
 AUTO = "auto"
-"""What `lanes` is set to where the consumers decide how many there are."""
+"""The value of `lanes` that lets the consumers choose the number of lanes."""
 AUTO_LANES_MIN = 8
 AUTO_LANES_MAX = 64
 _DAY_MS = 86_400_000
 _BANDS = 3
-"""Bands of a new queue: enough for most, as those that nobody puts to cost nothing."""
+"""The bands of a new queue, enough for most queues; a band without puts costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one queue. Fixed at its creation: `minute_ms`, `bands` and so on, `FIXED`.
 
-    The defaults are those of a record that does not have a value; those of a new queue `create`
-    knows.
+    The defaults are for stored records without the value; `create` has those of a new queue.
 
     Attributes:
         minute_ms: A shard's minute; 60,000 (60 s) unless a test shortens it.
         bands: Priorities of the queue, 1 to 16; 0 is first.
-        bands_used: Only bands below it have been put to; 16: any may have been. Never falls.
+        bands_used: All puts so far went to bands below this one. Never falls.
         group_lanes: Lanes over which groups are hashed, 1 to 256.
-        first_group_lane: The number of the first of them; higher where a queue of this name was
-            dropped.
-        groups_used: Whether a message with a group was ever put. Never falls.
-        lanes_auto: Whether the consumers decide how many lanes producers fill.
+        first_group_lane: The number of the first lane for groups; higher if a queue of this name
+            was dropped.
+        groups_used: True if a message with a group was ever put. Never falls.
+        lanes_auto: True if the consumers choose the number of lanes that producers fill.
         lanes_written: Lanes of a band that producers fill, 1 to 256.
         lanes_read: Lanes of a band that consumers visit; never falls.
         lanes_fell_ms: When `lanes_written` fell last, epoch milliseconds; 0: it never did.
@@ -66,30 +62,30 @@ class Settings:
         hold_ms: How long a delivery may run before it is parked.
         visibility_ms: How far ahead a parked delivery's claim is placed.
         lease_ms: How long a consumer's lease of a shard lasts without renewal.
-        delay_ms: How long after its put a message is due that is given neither a due nor a delay.
+        delay_ms: The delay of a message that is put without a due and a delay.
         retention_ms: How long a message is kept after the later of its entry and its first due; 0:
             until it has ended.
-        depth_max: Messages from which on puts are refused; 0: none are.
-        paused: Whether deliveries are held back.
-        purged_before_us: What entered the queue before this epoch microsecond is deleted.
-        dropped: Whether the queue has been dropped.
+        depth_max: The number of messages from which on puts are refused; 0: no limit.
+        paused: True if nothing is delivered.
+        purged_before_us: Messages that entered the queue before this epoch microsecond are deleted.
+        dropped: True if the queue has been dropped.
         lanes_made: (lanes_read, epoch millisecond) of each rise, the first at the queue's creation.
-        history_ms: How long the ledger keeps what became of each message; 0: it is off.
-        history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
-            on, as far back as its retention goes.
-        first_lane: The number of the first lane; above 0 where a dropped queue of this name had
+        history_ms: How long the ledger keeps the record of each message; 0: it is off.
+        history_from_ms: The ledger is complete for messages that entered the queue from this epoch
+            millisecond on, as far back as its retention reaches.
+        first_lane: The number of the first lane. It is above 0 if a dropped queue of this name had
             minutes of another length, so that the same lanes would mean other shards.
-        former_until_us: What entered before this epoch microsecond went with a dropped queue of
-            this name; 0: there was none.
-        keyed: Whether each message's key is its id.
-        keys_used: Whether a message was ever put under a key. Never falls.
-        schedules_used: Whether the queue ever had a schedule. Never falls.
+        former_until_us: Messages that entered before this epoch microsecond belonged to a dropped
+            queue of this name; 0: there was none.
+        keyed: True if each message's key is its id.
+        keys_used: True if a message was ever put under a key. Never falls.
+        schedules_used: True if the queue ever had a schedule. Never falls.
         needs: The least `formats.FORMAT` of a release that may work on this queue. A release that
-            adds a setting that an older one must not pass over, or widens the bounds of an old one,
-            raises `FORMAT`, and stores it here once such a value is set: then processes of older
-            releases end. Without that they pass over what they do not know, and work on.
-        unknown: Settings of a newer release, by name, each as its JSON: kept through every change
-            that this one makes.
+            adds a setting that older ones must not ignore, or widens a setting's bounds, raises
+            `FORMAT`, and stores it here once such a value is set: processes of older releases then
+            end. Otherwise older releases ignore unknown settings.
+        unknown: Settings of a newer release, by name, each as its JSON. Changes by this release
+            keep them.
     """
 
     minute_ms: int = MINUTE_MS
@@ -146,17 +142,17 @@ class Settings:
 
     @property
     def lanes_agreed(self) -> int:
-        """Lanes of a band over which writers spread rows that are to be in the same one each time.
+        """The lanes of a band over which writers hash rows that need the same lane each time.
 
-        Where consumers decide how many are filled, that number is another from hour to hour.
+        The number of filled lanes would not do, because consumers change it from hour to hour.
         """
         return AUTO_LANES_MIN if self.lanes_auto else self.lanes_written
 
     def lanes_polled(self, now_ms: int) -> int:
-        """How many lanes of a band may be put to: those that are filled, and were until lately.
+        """The number of lanes of a band that may get rows: those filled now or until lately.
 
-        A producer follows a fall within 5 s, and what it wrote by then may come late. Lanes that
-        were made just now are about to be filled.
+        A producer follows a fall within 5 s, and its last writes before that may arrive late. Lanes
+        that were made just now are about to be filled.
         """
         changed_ms = max([self.lanes_fell_ms, *(at for _, at in self.lanes_made)])
         if now_ms < changed_ms + FOLLOWED_MS + self.offset_ms:
@@ -174,12 +170,12 @@ class Settings:
         """Settings from their stored form.
 
         Args:
-            text: That form.
-            queue: Whose they are, for an error.
+            text: The stored form.
+            queue: The queue's name, for errors.
 
         Raises:
             SchemaNewer: If they need a newer release of shardq than this one.
-            StoreCorrupt: If it is no such form, or a value is of no use.
+            StoreCorrupt: If the form or a value cannot be used.
         """
         try:
             stored = json.loads(text)
@@ -187,7 +183,7 @@ class Settings:
             raise _damaged(queue, text) from error
         if not isinstance(stored, dict):
             raise _damaged(queue, text)
-        # First: what a newer release means by the others, this one cannot judge.
+        # Checked first, because a newer release may use the other settings differently.
         needs = stored.get("needs")
         if type(needs) is int and needs > formats.FORMAT:
             raise SchemaNewer(
@@ -211,11 +207,11 @@ def _json(value: object) -> str:
 
 
 _TYPES = {name: type(value) for name, value in asdict(Settings()).items() if name != "unknown"}
-"""What is stored under a name of its own."""
+"""Setting -> its type, of all settings that this release knows."""
 
 
 def layout_of(settings: Settings, queue: str) -> Layout:
-    """Where the rows of a queue with these settings live."""
+    """The layout of a queue with these settings."""
     return Layout(
         queue=queue,
         minute_ms=settings.minute_ms,
@@ -232,9 +228,9 @@ def layout_of(settings: Settings, queue: str) -> Layout:
 
 
 def expected_lanes(settings: Settings, layout: Layout, now_ms: int) -> list[int]:
-    """The lanes in which rows are expected: of bands that were put to, and that are filled.
+    """The lanes in which rows are expected, without lanes for groups.
 
-    Without those for groups.
+    They are the filled lanes of the bands in use.
     """
     filled = settings.lanes_polled(now_ms)
     return [lane for lane in layout.lanes_used() if layout.index_of(lane) < filled]
@@ -294,7 +290,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     """The settings of a new queue.
 
     Args:
-        given: What the user asked for, by the names of `CHOICES`.
+        given: The settings that the user chose, by the names of `CHOICES`.
         now_ms: Epoch milliseconds of the creation.
 
     Raises:
@@ -305,7 +301,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     lanes = chosen.pop("lanes_written", AUTO_LANES_MIN)
     made = replace(
         Settings(),
-        # Who asks for bands means to use them: the first message of each is to wait for nothing.
+        # A user who chooses bands will use them: so the first message of each need not wait.
         bands_used=BANDS_MAX if "bands" in chosen else 1,
         groups_used=False,
         **{"bands": _BANDS, **chosen},
@@ -323,7 +319,8 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
 def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Settings]:
     """The settings to store, one after another, so that no reader ever misses a lane.
 
-    More lanes: what is read rises first, then what is written. Fewer: only what is written falls.
+    For more lanes, first consumers read them, then producers fill them. For fewer, producers fill
+    fewer, and consumers still read all.
 
     Raises:
         BadSetting: If a setting is unknown, out of bounds, or fixed at creation.
@@ -353,10 +350,10 @@ def _read_more(current: Settings, lanes: int, now_ms: int) -> Settings:
 
 
 def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
-    """The settings to store where consumers find that so many lanes are needed, if any.
+    """The settings to store if consumers find that `lanes` lanes are needed; none if unchanged.
 
-    More: consumers read them first, and producers fill them once every consumer does. So it takes
-    two calls, 5 s apart.
+    For more lanes it takes two calls, 5 s apart: producers fill new lanes once every consumer reads
+    them.
     """
     if not current.lanes_auto or lanes == current.lanes_written:
         return []
@@ -370,50 +367,50 @@ def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
 
 
 def use_band(current: Settings, band: int) -> list[Settings]:
-    """The settings to store where a band is put to, if any: from now on consumers poll it."""
+    """The settings to store, if any, at a put to a band: from then on consumers poll it."""
     return [] if band < current.bands_used else [replace(current, bands_used=band + 1)]
 
 
 def use_groups(current: Settings) -> list[Settings]:
-    """The settings to store where a message with a group is put, if any."""
+    """The settings to store, if any, at a put of a message with a group."""
     return [] if current.groups_used else [replace(current, groups_used=True)]
 
 
 def use_keys(current: Settings) -> list[Settings]:
-    """The settings to store where a message is put under a key, if any."""
+    """The settings to store, if any, at a put under a key."""
     return [] if current.keys_used else [replace(current, keys_used=True)]
 
 
 def drop(current: Settings, before_us: int) -> list[Settings]:
-    """Those of a queue that is dropped now: purged, and off the list.
+    """The settings to store to drop a queue: it is purged, and no longer listed.
 
     Args:
-        current: What is stored.
+        current: The stored settings.
         before_us: Now, epoch microseconds.
     """
-    # Always later than a purge or drop before it: a queue made anew is told apart by it.
+    # Later than any purge or drop before it, because it tells a queue made anew from this one.
     purged_us = max(before_us, current.purged_before_us + 1)
     return [replace(current, purged_before_us=purged_us, dropped=True)]
 
 
 def use_schedules(current: Settings) -> list[Settings]:
-    """The settings to store where a schedule is made, if any: from now on consumers fire it."""
+    """The settings to store, if any, when a schedule is made: from then on consumers fire it."""
     return [] if current.schedules_used else [replace(current, schedules_used=True)]
 
 
 def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
-    """From when on the ledger is whole after a change."""
+    """The time from which the ledger is complete after a change, epoch milliseconds."""
     if not current.history_ms:
         # Until every process has read the change, some will not record.
         return now_ms + FOLLOWED_MS if changed.history_ms else current.history_from_ms
     if changed.history_ms > current.history_ms:
-        # What was recorded before is kept for as long as was asked for then, no longer.
+        # Earlier records are kept only for the shorter time.
         return now_ms + FOLLOWED_MS
     return current.history_from_ms
 
 
 def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user gave, under the names and units that are stored.
+    """The user's settings under the names and in the units in which they are stored.
 
     Raises:
         BadSetting: If a name is unknown, or a value has the wrong type or is out of bounds.
@@ -532,9 +529,9 @@ class SettingChoice(NamedTuple):
 
     Attributes:
         stored: The name under which it is stored.
-        read: Returns the stored value of what was given under a name.
-        form: What a text of it looks like, `DURATION|off` say; empty for a flag.
-        bounds: The least and the most that is stored; None for a flag or a name.
+        read: Converts a user's value to the stored one; takes the value and the setting's name.
+        form: The form of its text, `DURATION|off` say; empty for a flag.
+        bounds: The least and the greatest stored value; None for a flag or a name.
     """
 
     stored: str
@@ -563,17 +560,17 @@ CHOICES = {
     "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
     "keyed": SettingChoice("keyed", _flag, ""),
 }
-"""What a user may choose, by name."""
+"""The settings that a user may choose, by name."""
 
 SHARED = ("history", "offset")
-"""Those of a queue that are also its dead-letter queue's."""
+"""Settings that a queue shares with its dead-letter queue."""
 _MAY_BE_OFF = ("history_ms", "retention_ms", "depth_max")
-"""Settings of which 0 stands for `off`."""
+"""Settings in which 0 means `off`."""
 FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {choice.stored: name for name, choice in CHOICES.items()}
 
 _BOUNDS = {
-    # What is above `FORMAT` is an error of its own.
+    # A value above `FORMAT` has an error of its own.
     "needs": (formats.BASE, sys.maxsize),
     "first_lane": (0, FIRST_LANE_MAX),
     "first_group_lane": (FIRST_GROUP_LANE, GROUP_LANE_MAX - LANES_MAX),
@@ -593,7 +590,7 @@ def _check_bounds(chosen: Mapping[str, Any]) -> None:
 
 
 def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
-    # A queue that has them so already may have all else altered.
+    # A queue that already breaks this rule may still have its other settings altered.
     if chosen.keys() & {"backoff_ms", "backoff_max_ms"} and (
         settings.backoff_ms > settings.backoff_max_ms
     ):

@@ -1,4 +1,4 @@
-"""Where a row lives and which minutes are open: pure arithmetic, without clock or I/O.
+"""The place of a row, and the minutes that are open: pure arithmetic, without clock or I/O.
 
 ```
    due ──► minute = due // minute_ms
@@ -29,7 +29,7 @@ HOUR_MS = 3_600_000
 
 
 def spans(minutes: range, length: int) -> Iterator[range]:
-    """Minutes in stretches of so many, the last one of what is left.
+    """Minutes in ranges of `length`; the last may be shorter.
 
     >>> list(spans(range(3, 8), 2))
     [range(3, 5), range(5, 7), range(7, 8)]
@@ -39,7 +39,7 @@ def spans(minutes: range, length: int) -> Iterator[range]:
 
 
 LANE_LEASE = -1
-"""Stands for the minute where the lease of a whole lane for groups is meant."""
+"""Takes the place of the minute in the lease of a whole lane for groups."""
 
 
 class Shard(NamedTuple):
@@ -68,7 +68,7 @@ def lane_name(lane: int) -> str:
 
 
 class Position(NamedTuple):
-    """Where a message's row is: `shard`, due in epoch milliseconds, row id."""
+    """The place of a message's row: `shard`, due in epoch milliseconds, row id."""
 
     shard: Shard
     due_ms: int
@@ -77,7 +77,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of a queue are spread: minutes, each `bands` times `lanes` partitions.
+    """The partitions of a queue's rows: minutes, each `bands` times `lanes` partitions wide.
 
     Rows of groups have `group_lanes` partitions of their own in each minute, whatever their
     priorities.
@@ -92,10 +92,10 @@ class Layout:
         offset_ms: How long a shard stays open after its minute.
         first_lane: The number of the first lane. Those below are of dropped queues of this name,
             whose minutes were of another length.
-        bands_used: Only bands below it have been put to.
+        bands_used: All puts so far went to bands below this one.
         first_group_lane: The number of the first lane for groups. Those below are of dropped
             queues of this name.
-        groups_used: Whether a message with a group was ever put.
+        groups_used: True if a message with a group was ever put.
     """
 
     queue: str
@@ -119,7 +119,7 @@ class Layout:
         return due_ms // self.minute_ms
 
     def hour_of(self, now_ms: int) -> int:
-        """The minute with which the hour of a time begins.
+        """The first minute of the hour that contains a time.
 
         >>> Layout("mail").hour_of(3_700_000)
         60
@@ -163,7 +163,7 @@ class Layout:
         return lane >= FIRST_GROUP_LANE
 
     def lane_lease(self, lane: int) -> Shard:
-        """What the lease of a lane for groups is taken of."""
+        """The shard that stands for the lease of a whole lane for groups."""
         return Shard(self.queue, LANE_LEASE, lane)
 
     def lanes_of_groups(self) -> range:
@@ -171,16 +171,16 @@ class Layout:
         return range(self.first_group_lane, self.first_group_lane + self.group_lanes)
 
     def named_lane(self, name: str, band: int) -> int:
-        """The lane of a row without a group that has to be in the same one whoever writes it.
+        """The lane of a row without a group that every writer has to put into the same lane.
 
-        Hashed as groups are, over the lanes that are written: writers have to agree on how many
-        these are.
+        The name is hashed as groups are, over the lanes that producers fill: all writers have to
+        agree on the number of these.
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
         return self.lane(band, zlib.crc32(name.encode(), seed) % self.lanes_written)
 
     def written_lane(self, lane: int) -> int:
-        """The lane to which a row without a group moves: its own, while producers fill that.
+        """The lane to which a row without a group moves: its own lane if producers still fill it.
 
         >>> Layout("mail", bands=3, lanes_written=2, lanes_read=8).written_lane(16)
         4
@@ -200,11 +200,11 @@ class Layout:
         return self.lane(self.band_of(lane), index)
 
     def lanes(self) -> range:
-        """Every lane that is read, but those for groups."""
+        """Every lane that consumers visit, except lanes for groups."""
         return range(self.first_lane, self.first_lane + self.bands * self.lanes_read)
 
     def lanes_used(self) -> list[int]:
-        """Every lane that is read of the bands that were put to, but those for groups.
+        """Every lane that consumers visit in the bands that are in use, except lanes for groups.
 
         >>> Layout("mail", bands=3, lanes_read=2, bands_used=1).lanes_used()
         [0, 3]
@@ -212,15 +212,15 @@ class Layout:
         return [lane for lane in self.lanes() if self.band_of(lane) < self.bands_used]
 
     def all_lanes(self) -> Sequence[int]:
-        """Every lane that is read; those for groups where a message with a group was put."""
+        """Every lane that consumers visit; lanes for groups only if a group was ever put."""
         return [*self.lanes(), *self.lanes_of_groups()] if self.groups_used else self.lanes()
 
     def all_used(self) -> list[int]:
-        """The lanes of `lanes_used`, and those for groups once a message with a group was put."""
+        """The lanes of `lanes_used`; lanes for groups too if a group was ever put."""
         return [*self.lanes_used(), *(self.lanes_of_groups() if self.groups_used else ())]
 
     def has_lane(self, lane: int) -> bool:
-        """False if a lane is of a dropped queue of this name, and is read no more."""
+        """True if consumers may visit a lane; False for a lane of a dropped queue of this name."""
         return lane in self.lanes() or lane in self.lanes_of_groups()
 
     def shard(self, due_ms: int, lane: int) -> Shard:
@@ -228,11 +228,11 @@ class Layout:
         return Shard(self.queue, due_ms // self.minute_ms, lane)
 
     def may_seal(self, minute: int, now_ms: int) -> bool:
-        """Whether a minute ended at least the offset ago, so that it may be left for good."""
+        """True if a minute ended at least the offset ago, so that readers may seal it."""
         return self.end_ms(minute) + self.offset_ms <= now_ms
 
     def newest_sealable(self, now_ms: int) -> int:
-        """The newest minute that `may_seal`; -1 before there is any.
+        """The newest minute that readers may seal; -1 if there is none yet.
 
         >>> Layout("mail").newest_sealable(180_000)
         0
@@ -240,5 +240,5 @@ class Layout:
         return (now_ms - self.offset_ms) // self.minute_ms - 1
 
     def is_late(self, minute: int, now_ms: int) -> bool:
-        """Whether a write into `minute` that is acknowledged now is its writer's to repair."""
+        """True if a write into `minute`, acknowledged now, is late: its writer has to repair it."""
         return now_ms > self.end_ms(minute) + self.offset_ms // 2

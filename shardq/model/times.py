@@ -1,6 +1,6 @@
 """Times as people write them, turned into integer milliseconds.
 
-Due times and durations are read here and nowhere else. What time it is now, `clock.py` knows.
+Due times and durations are read here and nowhere else. `clock.py` reads the present time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from shardq.errors import BadTime, shown
 
 Duration: TypeAlias = timedelta | str
-"""How long: a timedelta, a short form (`90s`, `1h30m`, `30 days`) or ISO 8601 (`PT1H30M`)."""
+"""A duration: a timedelta, a short form (`90s`, `1h30m`, `30 days`) or ISO 8601 (`PT1H30M`)."""
 Due: TypeAlias = datetime | str
 """A time: an aware datetime, or ISO 8601 text with a zone (`2027-01-01T09:00:00+01:00`)."""
 
@@ -53,7 +53,7 @@ _END_OF_DAY = re.compile(r"(?<=[T ])24(?=(?::?00){0,2}(?:[.,]0+)?(?:[Z+-]|\Z))",
 
 
 def is_epoch_ms(value: object) -> bool:
-    """Whether a stored value is a time as shardq stores one: whole milliseconds, to 9999."""
+    """True if a stored value is a time as shardq stores times: whole milliseconds, to 9999."""
     return type(value) is int and 0 <= value <= LATEST_MS
 
 
@@ -63,7 +63,7 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     Args:
         value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), spelled out (`30 days`,
             `1 hour 30 minutes`), or ISO 8601 (`PT1H30M`), where a year is 365 days and a month 30.
-        name: What the duration is, for the error's text.
+        name: The duration's name in errors.
 
     Returns:
         Milliseconds, 0 to `DELAY_MAX_MS`, rounded up.
@@ -285,7 +285,7 @@ def iso(moment: datetime | int) -> str:
 
 @lru_cache(maxsize=256)
 def _iso(epoch_ms: int) -> str:
-    """Write a time, once for all: very many schedules fire at one time, and each shows it often."""
+    """A time as text; cached, because many schedules fire at one time, and each shows it often."""
     return _iso_of(moment_of(epoch_ms))
 
 
@@ -294,7 +294,7 @@ def _iso_of(moment: datetime) -> str:
 
 
 def span(milliseconds: float) -> str:
-    """A stretch of time that was measured, as `duration_text` has it, in two units at most.
+    """A measured duration in the form of `duration_text`, in two units at most.
 
     >>> span(250), span(1_613), span(31_000), span(90_400), span(200_000_000)
     ('250ms', '1.6s', '31s', '1m30s', '2d7h')
@@ -311,7 +311,7 @@ def span(milliseconds: float) -> str:
 
 
 def offset(milliseconds: float) -> str:
-    """How far a clock is from another one, as `span` has it, with its sign.
+    """The difference of two clocks in the form of `span`, with its sign.
 
     >>> offset(1_613), offset(-0.4), offset(-90_000)
     ('+1.6s', '-0ms', '-1m30s')

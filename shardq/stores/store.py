@@ -213,7 +213,7 @@ class Try(NamedTuple):
 
 
 def slot_of(text: str) -> int:
-    """Where a line of the ledger keeps a failed attempt, given in its stored form."""
+    """The slot of a failed attempt in its line of the ledger, by the attempt's stored form."""
     return int(text.partition(":")[0]) % TRIES_MAX
 
 
@@ -289,7 +289,7 @@ class Mark(NamedTuple):
 
 
 class WriteOnce(NamedTuple):
-    """Has rows written once: a line of the ledger that records the write, and the rows' marks.
+    """A line of the ledger that has rows written once, and the marks to write with the rows.
 
     Attributes:
         line: A put, usually of a pseudo queue such as `mail#runs`; its name holds the text.

@@ -254,7 +254,7 @@ class Outbox(Part):
         return True
 
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
-        """Release a row that cannot be handed out; whoever leases its shard then rereads it.
+        """Release a row that cannot be handed out; the next reader of its shard rereads it.
 
         Args:
             one: The row's delivery.
@@ -355,7 +355,7 @@ class Outbox(Part):
                 self.give_up(one)
 
     def hand_over(self, one: Delivery, now: Row | None = None) -> None:
-        """Forget a delivery that goes on elsewhere, or was settled.
+        """Forget a delivery that continues elsewhere, or was settled.
 
         Args:
             one: The delivery.
@@ -463,7 +463,7 @@ class Outbox(Part):
             self.give_up(one, is_settled=fate is Fate.LEAVE)
 
     def _ran_ms(self, one: Delivery) -> tuple[int, int]:
-        """When the run of a delivery that ends now has ended, and how long it took."""
+        """The end of a run that ends now, epoch milliseconds, and its length, milliseconds."""
         ending = self.endings.held.get(one)
         begun_us = (ending and ending.begun_us) or one.begun_us
         return self._clock.now_ms(), (self._clock.boot_us() - begun_us) // 1_000
