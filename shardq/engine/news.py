@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import locks
 from shardq.engine.reading.lane import SOON_MS
+from shardq.lifecycle.pauses import BackOff
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ QUIET_US = 60_000_000
 """The pause is `QUIET_IDLE_US` once nothing was seen for `QUIET_US`."""
 _STORE_US = 10_000
 """The first outcome since a flush waits this long for more, to be stored together with them."""
-_BACK_OFF_S = (0.1, 5.0)
 
 
 class Awaited(NamedTuple):
@@ -105,7 +105,8 @@ class News:
         self.is_looked_at: bool = False
         self.is_regular: bool = False
         self._near: Near | None = None
-        self._freed_us = self._first_us = self._rested_us = self._fails = 0
+        self._freed_us = self._first_us = self._rested_us = 0
+        self._back_off = BackOff()
         self.stepped_us: int = 0
         self.seen_us: int = self._clock.boot_us()
         self._token: int | None = None
@@ -151,7 +152,7 @@ class News:
         with self._lock:
             self._first_us = self._clock.boot_us()
             self._changed.notify()
-        if self._on_wake is not None and not self._fails:
+        if self._on_wake is not None and not self._back_off.fails:
             self._on_wake(_STORE_US / 1e6)
 
     def on_free(self) -> None:
@@ -200,11 +201,11 @@ class News:
     @property
     def has_failed(self) -> bool:
         """True if the last step failed."""
-        return self._fails > 0
+        return self._back_off.fails > 0
 
     def end_step(self) -> None:
         """Note that a full step succeeded."""
-        self._fails = 0
+        self._back_off.end()
 
     def take(
         self,
@@ -252,14 +253,11 @@ class News:
 
         At most a quarter of the visibility: a step must postpone our claims in their last half.
         """
-        least, most = _BACK_OFF_S
-        most = min(most, self._register.settings.visibility_ms / 4_000)
-        seconds = min(least * (1 << self._fails), most)
-        if self._fails in (0, 6):
+        if self._back_off.fails in (0, 6):
             why = str(error).removesuffix(".")
             log.warning("queue %s: %s; trying again", self._register.name, why)
-        self._fails = min(self._fails + 1, 10)
-        return seconds
+        most_s = self._register.settings.visibility_ms / 4_000
+        return min(self._back_off.after_failure(), most_s)
 
     def _take(self, due_us: int) -> None:
         with self._lock:
@@ -277,7 +275,7 @@ class News:
     def _first_until_us(self, deadline_us: int) -> int:
         """When the wait ends. An outcome to store ends it earlier, unless steps fail."""
         until_us = self._until_us(deadline_us)
-        if self._first_us and not self._fails:
+        if self._first_us and not self._back_off.fails:
             return min(until_us, self._first_us + _STORE_US)
         return until_us
 

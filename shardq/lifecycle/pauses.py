@@ -1,4 +1,4 @@
-"""Pauses between tries of a change in which other processes were quicker."""
+"""Pauses between tries: where other processes were quicker, and where the store failed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _LONGEST_US = 250_000
 _DOUBLINGS_MAX = 4
 """Newer callers would outrun a caller with much longer pauses for ever."""
 _BITS = 16
+_LEAST_S, _MOST_S = 0.1, 5.0
+_FAILS_MAX = 10
 
 
 class Pauses:
@@ -42,3 +44,24 @@ class Pauses:
         self._clock.sleep(longest_us * secrets.randbits(_BITS) / (1_000_000 << _BITS))
         self._count += 1
         self._since_us = self._clock.boot_us()
+
+
+class BackOff:
+    """The delays after failures in a row: 0.1 s, then twice as long each time, up to 5 s.
+
+    Attributes:
+        fails: How many failures in a row there were, up to 10.
+    """
+
+    def __init__(self) -> None:
+        self.fails = 0
+
+    def after_failure(self) -> float:
+        """Count a failure; returns the seconds to wait."""
+        seconds = min(_LEAST_S * (1 << self.fails), _MOST_S)
+        self.fails = min(self.fails + 1, _FAILS_MAX)
+        return seconds
+
+    def end(self) -> None:
+        """Note a success: the next failure is the first again."""
+        self.fails = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from shardq import locks
 from shardq.engine.handing.hanging import span_text
 from shardq.errors import ShardqError, UnknownQueue
+from shardq.lifecycle.pauses import BackOff
 from shardq.model.key import BUCKETS
 from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.firing.upcoming import NEVER_MS, Upcoming
@@ -41,8 +42,6 @@ _HANGS_US = 10_000_000
 _TURN_MAX = 1_000
 """Most schedules of one turn; fewer if their records are outdated by the time they are planned."""
 _LEAST_S = 1.0
-_PAUSE_MIN_S = 0.1
-_PAUSE_MAX_S = 5.0
 _BUCKETS = range(BUCKETS)
 
 
@@ -75,7 +74,7 @@ class Firer:
             every_us=round(self._look_s * 1e6),
             rank_ms=_RANK_LOCAL_MS if is_local else _RANK_MS,
         )
-        self._pause_s = 0.0
+        self._back_off = BackOff()
         self._turn = _TURN_MAX
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -180,14 +179,14 @@ class Firer:
             log.info("schedules of queue %s: %s", self._register.name, error)
             return _OPEN_S
         except ShardqError as error:
-            self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)
+            pause_s = self._back_off.after_failure()
             log.warning(
                 "schedules of queue %s: tried again in %.1f s: %s",
                 self._register.name,
-                self._pause_s,
+                pause_s,
                 error,
             )
-            return self._pause_s
+            return pause_s
 
     def _step(self) -> float:
         self._upcoming.look()
@@ -205,7 +204,7 @@ class Firer:
             self._turn = max(self._turn // 2, 1) if self._firing.was_slow else _TURN_MAX
             if is_whole:
                 break
-        self._pause_s = 0.0
+        self._back_off.end()
         until_ms = self._upcoming.next_ms(self._ranks())
         return max(0.0, min(self._look_s, until_ms / 1e3 - self._clock.now_us() / 1e6))
 

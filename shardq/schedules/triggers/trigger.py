@@ -366,7 +366,7 @@ def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int) -> Rule:
     if kind is DateTrigger:
         return Once(due_ms(trigger.run_date, name="run_date"))
     if kind is IntervalTrigger:
-        return _interval(trigger, now_ms)
+        return _interval(trigger)
     if kind not in (CronTrigger, CalendarIntervalTrigger):
         return Foreign.of(trigger, zone, now_ms)
     name = zone_name(zone_of(zone or trigger.timezone))
@@ -380,10 +380,9 @@ def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int) -> Rule:
     return _bounded(Local(Cron.of_fields(fields), name), start_ms, end_ms)
 
 
-def _interval(trigger: Any, now_ms: int) -> Rule:
+def _interval(trigger: Any) -> Rule:
     every_ms = duration_ms(trigger.interval, name="interval")
-    first_ms = _bound_ms(trigger.start_date, "start_date")
-    every = Every(every_ms, now_ms + every_ms if first_ms is None else first_ms)
+    every = Every(every_ms, due_ms(trigger.start_date, name="start_date"))
     return _bounded(every, None, _bound_ms(trigger.end_date, "end_date"))
 
 
