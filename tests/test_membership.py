@@ -18,7 +18,7 @@ from shardq.records.membership import (
     heartbeats,
     ranking,
     rankings,
-    runs_told,
+    reported_runs,
 )
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
@@ -178,11 +178,11 @@ def test_what_a_newer_shardq_tells_besides_is_passed_over(stage: Stage) -> None:
 
 
 def test_what_handlers_run_is_told_first_begun_first_and_has_a_bound(stage: Stage) -> None:
-    told = runs_told((f"m{n}", n) for n in reversed(range(100)))
+    told = reported_runs((f"m{n}", n) for n in reversed(range(100)))
     assert told == tuple((f"m{n}", n) for n in range(32))
     stage._store.note(MEMBERS, ("mail",), {"m": Heartbeat(runs=told).to_json()}, 10_000)
     assert heartbeats(stage._store, "mail")["m"].runs == told
-    long = runs_told((f"{n}" * 1_000, n) for n in range(5))
+    long = reported_runs((f"{n}" * 1_000, n) for n in range(5))
     assert [begun_ms for _, begun_ms in long] == [0, 1, 2]
 
 

@@ -158,7 +158,7 @@ class News:
     def on_free(self) -> None:
         """Called when a slot begins to wait: other members, if any, are to learn of it soon."""
         membership = self._membership
-        if membership.beats and not membership.told.free and not self._freed_us:
+        if membership.beats and not membership.last.free and not self._freed_us:
             with self._lock:
                 self._freed_us = self._clock.boot_us()
                 self._changed.notify()

@@ -181,7 +181,7 @@ class Census:
         return not self._register.layout.has_lane(row.shard.lane)
 
     def _stays(self, row: Row) -> bool:
-        """True for a message of a group in its lane, whose order is that of its row."""
+        """True if a row keeps its place: it has a group, and lies in the lane that orders it."""
         return row.group is not None and not self._is_astray(row)
 
     def _moved_to_now(self, row: Row) -> RowMove:

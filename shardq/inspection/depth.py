@@ -178,7 +178,7 @@ class DepthCounter:
         return counted.depth(running, far, exact=False)
 
     def _far(self, stored: Stored, counted: _CountedRows, until_ms: int) -> int:
-        """The messages that the totals hold beyond the counted ones.
+        """How many messages the queue has beyond the counted ones, by its totals.
 
         Messages settled in the last 2 s are in neither, and must not look like waiting ones. So the
         result is no more than at the last look, plus the messages put since.

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _MINUTE_MS = 60_000
 _FEW = 20
-"""Fewer deliveries prove too little about a rate: then those of all recent minutes are taken.
-
-Nor do they prove a limit."""
+"""With fewer deliveries in two minutes, the rate is taken over five; nor do they prove a limit."""
 _YOUNG_MS = 10_000
 """A minute that began more recently than this proves too little."""
 _LATE_MS = 1_000

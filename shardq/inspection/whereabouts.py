@@ -120,7 +120,7 @@ class Whereabouts:
         return None
 
     def of_record(self, record: Record) -> State | None:
-        """Where a message is that has not ended, by its record in the history.
+        """The state of a message that has not ended, found by its record in the history.
 
         None if it is neither near nor at its first due. Costs as much as `find` with `near`.
         """

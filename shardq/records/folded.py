@@ -147,7 +147,7 @@ class Stored:
         return max(folded.doomed - (self.totals.purged - folded.purged_then), 0)
 
     def since(self, minute: int) -> tuple[int, int]:
-        """Messages put, and gone, in stretches that began at a minute or later.
+        """How many messages entered, and left, in rows that began at a minute or later.
 
         Args:
             minute: The minute with which this hour or the last one begins.

@@ -248,7 +248,7 @@ class KeyChanges:
         return self._runs_on(key, keyrow.followed(key))
 
     def _runs_on(self, key: KeyRow, live: str) -> Change:
-        """Let a running message have its name, by a state as its begin has written it."""
+        """Give a running message its name again, in the state that its begin has written."""
         state = keyrow.begun(key.place, key.serial).text()
         return self._change(key.name, key.stored, {"live": live, "state": state})
 

@@ -418,7 +418,7 @@ def key_misses_row(standing: Standing) -> bool:
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:
-    """True if a name is as a change has made it, or has gone on from there, to its end too."""
+    """True if a name is as a change has made it, or as its message has left it since."""
     row = change.insert[0]
     if not key.is_of(row):
         return key.ended == keyrow.first_of(row)

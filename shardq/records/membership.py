@@ -58,7 +58,7 @@ _CLOSE_LOCAL_MS = 10
 _CLOSE_MEMBERS = 16
 """Beside twice as many members the pause is twice as long, and so on: each of them reads all."""
 _OLDER_MS = 250
-"""An oldest surplus that changes by this much is news; by it members decide who gives first."""
+"""A change of `oldest_ms` by this much is reported: it decides which member gives first."""
 FREE_MAX = 512
 _RANKED_MAX = 4
 """Rankings that are kept: of lanes in use and of others, whose numbers change now and then."""
@@ -132,36 +132,36 @@ def ranking(lane: int | str, members: Iterable[str]) -> list[str]:
     )
 
 
-def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def reported_runs(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """The runs of handlers that a heartbeat has room for: 32 at most, the first begun first.
 
     Args:
         runs: (message id, begun at, epoch milliseconds) of each.
 
-    >>> runs_told([("later", 2_000), ("first", 1_000)])
+    >>> reported_runs([("later", 2_000), ("first", 1_000)])
     (('first', 1000), ('later', 2000))
     """
-    told = []
+    reported = []
     room = _RUNS_CHARS_MAX
     for run in heapq.nsmallest(_RUNS_MAX, runs, key=lambda run: run[1]):
         room -= len(json.dumps(run))
         if room < 0:
             break
-        told.append(run)
-    return tuple(told)
+        reported.append(run)
+    return tuple(reported)
 
 
-def tasks_told(tasks: Iterable[str]) -> tuple[str, ...]:
+def reported_tasks(tasks: Iterable[str]) -> tuple[str, ...]:
     """The tasks of runs that a heartbeat has room for; an empty text for each other run.
 
-    >>> tasks_told(["shop.charge", "", ""]), tasks_told(["", ""])
+    >>> reported_tasks(["shop.charge", "", ""]), reported_tasks(["", ""])
     (('shop.charge', '', ''), ())
     """
-    told, room = [], _RUNS_CHARS_MAX
+    reported, room = [], _RUNS_CHARS_MAX
     for task in tasks:
         room -= len(json.dumps(task))
-        told.append(task if room >= 0 else "")
-    return tuple(told) if any(told) else ()
+        reported.append(task if room >= 0 else "")
+    return tuple(reported) if any(reported) else ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,7 +178,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
         demand: True if it is open: neither paused, stuck, leaving, nor without callers for 2 s.
         isolated: True if it reads only minutes that ended at least the offset ago.
         runs: The runs of its handlers, parked ones too: (message id, begun at, epoch milliseconds),
-            the first begun first, as many as `runs_told` has room for.
+            the first begun first, as many as `reported_runs` has room for.
         tasks: The task of each of these runs, in their order; empty text for a run of none.
         free: Slots that could begin a message now: handler threads, or callers of `receive`, that
             wait while nothing is due here.
@@ -279,7 +279,7 @@ class Membership:
         """The holders of members that are dead, the latest last."""
         self._returned: list[str] = []
         self._number = 0
-        self._told = Heartbeat()
+        self._last = Heartbeat()
         self._parted: tuple[str, ...] = ()
         self._beat_us: int | None = None
         self._read_us = self._assigned_us = 0
@@ -294,9 +294,9 @@ class Membership:
         return self._others
 
     @property
-    def told(self) -> Heartbeat:
+    def last(self) -> Heartbeat:
         """This member's last heartbeat."""
-        return self._told
+        return self._last
 
     @property
     def version(self) -> int:
@@ -306,11 +306,11 @@ class Membership:
     @property
     def is_awaited(self) -> bool:
         """True if a leaving member waits for a heartbeat that assigns the lanes without it."""
-        return self._parted != self._told.parted
+        return self._parted != self._last.parted
 
     def beat(
         self,
-        told: Callable[[], Heartbeat],
+        report: Callable[[], Heartbeat],
         *,
         demand: bool,
         free: int = 0,
@@ -327,7 +327,7 @@ class Membership:
         After `hurry` a heartbeat is due within 0.5 s.
 
         Args:
-            told: Returns the heartbeat's other fields.
+            report: Returns the heartbeat's other fields.
             demand: True if this member is open.
             free: Slots that wait.
             surplus: Due messages beyond those that its slots begin soon.
@@ -335,7 +335,7 @@ class Membership:
             begun: Deliveries begun since it started.
             given_us: When another member last gave it a row, time since boot.
             leaving: True if it is about to end.
-            lanes: The lanes that it reads, as `told` returns them: others have to know them while
+            lanes: The lanes that it reads, as `report` returns them: others have to know them while
                 it has free slots.
             at_rest: True if the next call may come 10 s later: a heartbeat then lasts 30 s.
 
@@ -343,11 +343,11 @@ class Membership:
             True if lanes are to be assigned anew: members have changed, or 3 s have passed.
         """
         now = self._clock.boot_us()
-        turned = (demand, leaving) != (self._told.demand, self._told.leaving)
+        turned = (demand, leaving) != (self._last.demand, self._last.leaving)
         is_first = self._beat_us is None
         if is_first or turned or self._is_news(now, free, oldest_ms, begun, given_us, lanes):
             mine = replace(
-                told(),
+                report(),
                 demand=demand,
                 free=min(free, FREE_MAX),
                 surplus=surplus,
@@ -363,14 +363,14 @@ class Membership:
             self.may_rest = at_rest
             if turned or is_first:
                 # Adopted only once the read below succeeds: else the next call does both again.
-                mine = replace(mine, demand=self._told.demand, leaving=self._told.leaving)
-            self._told, self._beat_us = mine, now
+                mine = replace(mine, demand=self._last.demand, leaving=self._last.leaving)
+            self._last, self._beat_us = mine, now
             self._is_hurried = False
         is_close = surplus > 0 or leaving
         is_fresh = now - self._read_us < self._read_every_us(is_close)
         if not is_fresh or is_first or turned or self._has_changed:
             self._read(now)
-        self._told = replace(self._told, demand=demand, leaving=leaving)
+        self._last = replace(self._last, demand=demand, leaving=leaving)
         is_over = now - self._assigned_us >= BEAT_MS * 1_000
         if not (is_first or turned or is_over or self._has_changed):
             return False
@@ -406,18 +406,18 @@ class Membership:
             return True
         if since_us >= _HURRIED_MS * 1_000 and self._is_hurried:
             return True
-        told = self._told
+        last = self._last
         if not self.beats or since_us < _GONE_MS * 1_000:
             return False
-        if (told.free and not free) or (told.oldest_ms and not oldest_ms):
+        if (last.free and not free) or (last.oldest_ms and not oldest_ms):
             return True
-        has_changed = min(free, FREE_MAX) != told.free
-        has_changed |= abs(oldest_ms - told.oldest_ms) >= _OLDER_MS
-        has_changed |= free > 0 and {*lanes} != {*told.lanes}
+        has_changed = min(free, FREE_MAX) != last.free
+        has_changed |= abs(oldest_ms - last.oldest_ms) >= _OLDER_MS
+        has_changed |= free > 0 and {*lanes} != {*last.lanes}
         # A slot is free again, and no heartbeat has shown that it was taken. If a member gives its
         # surplus in the step that read it, only the rows given here show that there was surplus.
         is_given = self._is_given or 0 < (self._beat_us or 0) <= given_us
-        has_changed |= free > 0 and begun != told.begun and is_given
+        has_changed |= free > 0 and begun != last.begun and is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
 
     @property

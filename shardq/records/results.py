@@ -100,7 +100,7 @@ class Results:
 
     @property
     def patience_ms(self) -> int:
-        """A row not found for this long is not just being moved, milliseconds; 0 on SQLite."""
+        """A row missing for this many milliseconds is gone, not being moved; 0 on SQLite."""
         return 2 * self._store.write_timeout_ms
 
     def write(self, message_id: str, result: Result, keep_ms: int) -> None:

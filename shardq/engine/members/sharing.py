@@ -22,7 +22,7 @@ from shardq.engine.members.part import Part
 from shardq.engine.news import FREE_US
 from shardq.model.ids import birth_us
 from shardq.model.message import task_of
-from shardq.records.membership import Heartbeat, ranking, runs_told, tasks_told
+from shardq.records.membership import Heartbeat, ranking, reported_runs, reported_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -210,7 +210,7 @@ class Sharing(Part):
         longest_us = now_us - min(one.begun_us for one in run) if run else 0
         shortest_us = now_us - max(one.begun_us for one in run) if run else 0
         since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
-        runs = runs_told(since_ms) if self._threads else ()
+        runs = reported_runs(since_ms) if self._threads else ()
         rows = {one.row.message_id: one.row for one in run}
         return Heartbeat(
             threads=self._threads,
@@ -224,7 +224,7 @@ class Sharing(Part):
             lanes=lanes,
             isolated=self._isolated,
             runs=runs,
-            tasks=tasks_told(task_of(rows[message_id]) or "" for message_id, _ in runs),
+            tasks=reported_tasks(task_of(rows[message_id]) or "" for message_id, _ in runs),
             version=version,
             holder=holder,
             gave=gave,
@@ -436,7 +436,7 @@ class Sharing(Part):
         now_us = self._clock.boot_us()
         beats = self._membership.beats
         self._seen = {name: one for name, one in self._seen.items() if name in beats}
-        me, told = self._membership.member, self._membership.told
+        me, told = self._membership.member, self._membership.last
         # By the last heartbeats, ours too: so all givers agree on which of them gives.
         givers = {name: beat.oldest_ms for name, beat in beats.items() if beat.surplus}
         givers[me] = told.oldest_ms or self.oldest_ms
