@@ -592,18 +592,6 @@ def test_rows_puts_and_a_line_that_fail_half_way_are_taken_back_whole(store: Sql
     assert store.read(ALL) == rows
 
 
-def test_a_line_is_looked_for_in_the_transaction_that_writes_it(
-    store: SqliteStore, other: SqliteStore
-) -> None:
-    rows = [make_row(60_000 + n) for n in range(3)]
-    line = Mark(Entry("mail#runs", ids.fixed(1, "bin 0")), 60_000, "3 rows")
-    assert other.insert(rows, WriteOnce(line, 60_000)) is None
-    other.delete([row.position for row in rows])
-    # What a consumer has finished meanwhile does not come back with a late repeat.
-    assert store.insert(rows, WriteOnce(line, 60_000)) == line
-    assert store.read(ALL) == []
-
-
 def test_an_insert_that_fails_half_way_is_taken_back_whole(store: SqliteStore) -> None:
     broken = [*(make_row(60_000 + n) for n in range(10)), make_row()._replace(attempt=None)]
     with pytest.raises(StoreRefused):

@@ -280,17 +280,6 @@ def test_what_was_written_in_part_is_completed(store: Store, queue: str) -> None
     assert sorted(store.recorded([mark.entry for mark in puts_of(rows)])) == sorted(puts_of(rows))
 
 
-def test_each_line_has_rows_of_its_own_and_may_have_none(store: Store, queue: str) -> None:
-    rows = fixed_rows(queue, 3)
-    lines = [a_line(queue, part) for part in ("a", "b", "c")]
-    for line, part in zip(lines, (rows[:2], rows[2:], []), strict=True):
-        assert store.insert(part, WriteOnce(line, LONG_MS)) is None
-    assert read_back(store, rows) == in_order(rows)
-    minutes = range(BASE_MINUTE, BASE_MINUTE + 1)
-    assert sorted(store.history(f"{queue}#runs", minutes)) == sorted(lines)
-    assert list(store.history(queue, minutes)) == []
-
-
 def test_of_many_who_write_one_line_at_once_each_row_is_there_once(
     store: Store, queue: str
 ) -> None:
@@ -337,14 +326,6 @@ def test_rows_move_with_their_marks(store: Store, queue: str) -> None:
     assert read_back(store, new) == in_order(new)
     every = [mark for some in marks.values() for mark in some]
     assert sorted(store.recorded([mark.entry for mark in every])) == sorted(every)
-
-
-def test_moves_without_marks_are_done_too_and_none_are_fine(store: Store, queue: str) -> None:
-    rows = fixed_rows(queue, 2)
-    store.insert(rows)
-    assert store.move([], {}, 0) == set()
-    assert store.move(moves_of(rows[:1], queue + "x"), {}, 0) == set()
-    assert read_back(store, rows) == rows[1:]
 
 
 def test_a_move_that_is_done_again_brings_back_nothing(store: Store, queue: str, kind: str) -> None:

@@ -68,17 +68,6 @@ def test_every_column_comes_back(store: Store, queue: str) -> None:
     assert store.find([row.position]) == [row]
 
 
-def test_an_unset_column_comes_back_as_none(store: Store, queue: str) -> None:
-    row = make_row(queue)
-    store.insert([row])
-    (found,) = read_back(store, [row])
-    assert found == row
-    assert (found.headers, found.first, found.name) == (None, None, None)
-    assert (found.origin_ms, found.group, found.claim) == (None, None, None)
-    assert (found.since_ms, found.wanted_ms) == (None, BASE_MS)
-    assert found.attempt == 0
-
-
 def test_what_comes_back_is_of_the_types_that_were_put(store: Store, queue: str) -> None:
     row = make_row(queue, first=row_ids.next(BASE_US), origin_ms=0, since_ms=0)
     store.insert([row])
@@ -156,13 +145,6 @@ def test_after_is_left_out_and_until_is_read(store: Store, queue: str) -> None:
     assert store.read(wanted) == rows[2:4]
 
 
-def test_after_minus_one_reads_a_row_due_at_the_epoch(store: Store, queue: str) -> None:
-    row = make_row(queue, 0)
-    store.insert([row])
-    assert store.read(everything([row])._replace(until_ms=0)) == [row]
-    assert store.read(everything([row])._replace(after_ms=0)) == []
-
-
 def test_after_id_reads_on_within_one_due(store: Store, queue: str) -> None:
     births = [RowIds().next(BASE_US + n * 600_000_000) for n in range(5)]
     rows = [make_row(queue, BASE_MS + 1, row_id=birth) for birth in births]
@@ -224,14 +206,6 @@ def test_rows_are_read_without_their_bodies(store: Store, queue: str) -> None:
     assert read_back(store, rows) == rows
 
 
-def test_an_edit_of_an_absent_row_is_no_row_without_a_body(store: Store, queue: str) -> None:
-    row, gone = make_row(queue), make_row(queue)
-    store.insert([row, gone])
-    store.delete([gone.position])
-    store.edit([gone._replace(serial=1, attempt=1)])
-    assert store.read(everything([row])._replace(bodies=False)) == [row._replace(body=b"")]
-
-
 def test_slices_are_read_together_each_within_its_bounds(store: Store, queue: str) -> None:
     rows = [make_row(queue, BASE_MS + due, lane) for lane in (0, 1, 2) for due in range(5)]
     store.insert(rows)
@@ -268,16 +242,6 @@ def test_only_the_asked_shards_are_read(store: Store, queue: str) -> None:
     store.insert([*rows, stranger])
     wanted = everything(rows)._replace(minutes=[BASE_MINUTE + 1, BASE_MINUTE + 3], lanes=[1, 2])
     assert store.read(wanted) == [rows[5], rows[6], rows[13], rows[14]]
-
-
-def test_nothing_is_read_where_nothing_is(store: Store, queue: str) -> None:
-    row = make_row(queue)
-    wanted = everything([row])
-    assert store.read(wanted) == []
-    assert store.find([row.position]) == []
-    assert store.count(wanted) == {}
-    assert store.occupied(queue, [BASE_MINUTE], [0]) == []
-    assert list(store.shards(queue)) == []
 
 
 def test_a_call_for_nothing_does_nothing(store: Store, queue: str) -> None:
