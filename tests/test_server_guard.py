@@ -814,10 +814,10 @@ async def test_a_store_that_stops_in_a_forward_of_several_ids_does_not_hide_what
     items = [{"body": "x", "id": one, "delay": "1h"} for one in ids]
     await api.done("POST", f"{MAIL}/messages", items)
     asked = {"to": "other", "ids": [*ids, "m0"]}
-    stage.faults.fail("insert", times=1_000, error=StoreUnavailable("away"))
+    stage.faults.fail("move", times=1_000, error=StoreUnavailable("away"))
     assert (await api.ask("POST", f"{MAIL}/forward", asked)).status == 503
     stage.faults.heal()
-    stage.faults.fail("insert", nth=3, times=1_000, error=StoreUnavailable("away"))
+    stage.faults.fail("move", nth=3, times=1_000, error=StoreUnavailable("away"))
     made = await api.done("POST", f"{MAIL}/forward", asked)
     assert (made["count"], [one["id"] for one in made["answers"]]) == (2, asked["ids"])
     problems = [one.get("problem", {}).get("status") for one in made["answers"]]

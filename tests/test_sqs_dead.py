@@ -309,7 +309,7 @@ def depths(stage: Stage, *names: str) -> list[int]:
     [StoreUnavailable("away"), StoreTimeout("perhaps"), StoreFull("full")],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.parametrize(("verb", "nth"), [("insert", 1), (RECORDS, 2)])
+@pytest.mark.parametrize(("verb", "nth"), [("move", 1), (RECORDS, 2)])
 @on_stage
 async def test_a_task_continues_when_a_store_that_stopped_is_back(
     stage: Stage, api: Api, verb: str, nth: int, error: StoreError
@@ -349,9 +349,9 @@ async def test_a_task_at_a_rate_counts_nothing_twice_when_answers_are_lost(
 
 @on_stage
 async def test_a_task_that_waits_for_its_store_can_be_cancelled(stage: Stage, api: Api) -> None:
-    stage.faults.fail("insert", times=1_000)
+    stage.faults.fail("move", times=1_000)
     handle = await start(api)
-    await met(stage, "insert", 1)
+    await met(stage, "move", 1)
     await api.sqs_done("CancelMessageMoveTask", TaskHandle=handle)
     assert (await ended_at(api))["Status"] == "CANCELLED"
     stage.faults.heal()
@@ -374,7 +374,7 @@ async def test_a_server_that_leaves_does_not_wait_for_the_store_of_a_task(
 
 @on_stage
 async def test_a_store_that_refuses_a_move_fails_its_task(stage: Stage, api: Api) -> None:
-    stage.faults.fail("insert", error=StoreRefused("never"))
+    stage.faults.fail("move", error=StoreRefused("never"))
     await start(api)
     task = await ended_at(api)
     assert (task["Status"], task["FailureReason"]) == ("FAILED", "never")
