@@ -373,7 +373,7 @@ class KeyedPuts:
             if asked.tried is not None and own_key(asked.tried).generation == 1:
                 self._renew(asked, asked.tried, keeps_id=True)
         with begun("messages were written whose keys others have taken over"):
-            there = {row.position for row in self._store.find([row.position for row in late])}
+            there = [row.position for row in self._store.find([row.position for row in late])]
             self._settler.delete(there)
         for row in late:
             if row.position not in there:

@@ -46,7 +46,7 @@ class Weather:
         unanswered: Share that takes effect without an answer.
         late: Share that takes effect up to `late_us` later, without an answer.
         late_us: How late that may be.
-        lingers: Whether what is late by then stays so when all is healed.
+        lingers: True if what is late by then stays so when all is healed.
         slow_lwt: Share of LWTs that take up to `slow_us` longer, as contended ones do.
         twice: Share of writes of which a second copy arrives up to `late_us` later.
         parted: Share of calls of several rows that go out as several requests.

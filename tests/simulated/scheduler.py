@@ -54,7 +54,7 @@ class Process:
         shift_us: How wrong its wall clock is; may be changed at any moment.
 
     Attributes:
-        dead: Whether it has crashed or ended.
+        dead: True if it has crashed or ended.
         frozen_until_us: Until when none of its fibers runs.
         fibers: Its fibers, ended ones left out.
         trouble_until_us: Until when the store refuses it.
@@ -444,7 +444,7 @@ class Event:
         self._waiting: list[Fiber] = []
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """True if it has happened."""
         return self._is_set
 
     def set(self) -> None:
@@ -496,7 +496,7 @@ class SimpleQueue:
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """Whether there is none."""
+        """True if there is none."""
         return not self._items
 
 
@@ -519,7 +519,7 @@ class Thread:
         return None if self._fiber is None else self._fiber.number
 
     def is_alive(self) -> bool:
-        """Whether it was begun and has not ended."""
+        """True if it was begun and has not ended."""
         fiber = self._fiber
         return fiber is not None and fiber.number in fiber.process.fibers
 

@@ -62,7 +62,7 @@ class Simulation:
     Args:
         seed: Decides everything that is not given.
         weather: How the network behaves.
-        local: Whether all processes are of one machine, share its clock and a SQLite database.
+        local: True if all processes are of one machine, share its clock and a SQLite database.
 
     Attributes:
         cells: The tables.

@@ -137,6 +137,6 @@ def _fates(ends: Sequence[tuple[int, str]], begun_us: int, ended_us: int) -> set
 
 
 def _is_there(written: Written, begun_us: int, ended_us: int) -> bool:
-    """Whether a row was there at some moment of a stretch of time."""
+    """True if a row was there at some moment of a stretch of time."""
     gone_us = written.deleted_us
     return written.at_us <= ended_us and (gone_us is None or gone_us > begun_us)

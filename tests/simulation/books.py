@@ -66,7 +66,7 @@ def reason_to_go(case: Case, token: int, us: int) -> str | None:
 
 
 def _was_last_dead(case: Case, token: int, us: int) -> bool:
-    """Whether a message was last in the dead-letter queue, and of that row nothing was made.
+    """True if a message was last in the dead-letter queue, and of that row nothing was made.
 
     A purge is of the queue that it was called for, and so leaves its dead alone.
     """
@@ -106,7 +106,7 @@ def kept(case: Case) -> Iterator[Breach]:
 
 
 def _is_of(case: Case, written: Written, one: Delivery) -> bool:
-    """Whether a row is the one that was delivered, or what its consumer has made of that.
+    """True if a row is the one that was delivered, or what its consumer has made of that.
 
     What another made of it, and the consumer moved on, is not: nobody has been handed that one.
     """

@@ -61,7 +61,7 @@ class Calm:
 
     Args:
         case: The run.
-        comings: Whether those who come, and who leave in good order, may.
+        comings: True if those who come, and who leave in good order, may.
     """
 
     def __init__(self, case: Case, *, comings: bool = True) -> None:
@@ -102,7 +102,7 @@ class Calm:
         return behind
 
     def is_calm(self, us: int, bound_us: int, put: Put, process: str) -> bool:
-        """Whether it was for so long from a time on, for what a process had then.
+        """True if it was for so long from a time on, for what a process had then.
 
         Later priorities wait while it catches up minute by minute; a group waits for its own.
         """
@@ -127,27 +127,25 @@ class Calm:
         )
 
     def _is_passed_on(self, us: int) -> bool:
-        """Whether members outnumber lanes, so that these go round."""
+        """True if members outnumber lanes, so that these go round."""
         history = self._case.history
         members = len(self._threads) + (_HEALERS if us >= history.healed_us else 0)
         return members > lanes_read(history.plan, (us - self._start_us) / 1e6)
 
 
-def disturbances(
-    case: Case, *, comings: bool = True, lies: bool = True
-) -> Iterator[tuple[int, int]]:
+def disturbances(case: Case, *, comings: bool = True) -> Iterator[tuple[int, int]]:
     """Stretches of time in which a lane may have no reader, or one that the store keeps up.
 
     Args:
         case: The run.
-        comings: Whether those who come, and who leave in good order, count as well.
-        lies: Whether heartbeats do that tell of free slots where nobody is.
+        comings: True if those who come, and who leave in good order, count as well.
+
     """
     yield from _commotions(case)
     yield from _waits(case)
     yield from _changes(case, comings=comings)
     for stranger in case.history.strangers:
-        if stranger.kind == "terse" or (lies and stranger.kind == "liar"):
+        if stranger.kind in ("terse", "liar"):
             yield stranger.begun_us, stranger.until_us + STRANGER_US
 
 

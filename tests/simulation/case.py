@@ -262,7 +262,7 @@ class Case:
                 self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
     def _is_share(self, row_id: bytes) -> bool:
-        """Whether a row was moved as surplus: it had not begun there, and was in nobody's way."""
+        """True if a row was moved as surplus: it had not begun there, and was in nobody's way."""
         new = self.history.written[row_id]
         source = self.source_of(new)
         if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
@@ -283,17 +283,17 @@ class Case:
         )
 
     def is_late(self, source: Written, new: Written) -> bool:
-        """Whether a row was too late for its minute by the time that another was made of it."""
+        """True if a row was too late for its minute by the time that another was made of it."""
         return self.late_us(source.row.shard.minute) < self.born_us(new.row.id)
 
     def is_repair(self, source: Written, new: Written) -> bool:
-        """Whether a row was made of one that came too late, by who had written that."""
+        """True if a row was made of one that came too late, by who had written that."""
         shard = source.row.shard
         is_its = source.sender == new.sender and self.is_late(source, new)
         return shard.queue == QUEUE and (is_its or self.is_brought_to_now(source, new))
 
     def is_brought_to_now(self, source: Written, new: Written) -> bool:
-        """Whether a run was moved to now by who had put it, by then too late for the next sweep."""
+        """True if a run was moved to now by who had put it, by then too late for the next sweep."""
         planned_us = self.born_us(new.row.id) + DRIFT_US
         is_late = is_run(source.row) and source.row.due_ms * 1_000 < planned_us - _SWEPT_US
         return is_late and any(
@@ -305,12 +305,12 @@ class Case:
         return self.history.written[row_id].row.shard.queue == QUEUE
 
     def _is_moved(self, row_id: bytes) -> bool:
-        """Whether a row is there in place of another."""
+        """True if a row is there in place of another."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.first is not None
 
     def _is_dead(self, row_id: bytes) -> bool:
-        """Whether a row came to be in the dead-letter queue."""
+        """True if a row came to be in the dead-letter queue."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.shard.queue == DEAD
 
@@ -341,11 +341,11 @@ class Case:
         return max(back_us, default=0)
 
     def has_come_back(self, token: int, after_us: int, until_us: int) -> bool:
-        """Whether a message was put back from the dead-letter queue in a stretch of time."""
+        """True if a message was put back from the dead-letter queue in a stretch of time."""
         return any(after_us < w.at_us <= until_us for w in self.revived.get(token, ()))
 
     def put_back_together(self, token: int, row_id: bytes, other_id: bytes) -> bool:
-        """Whether two redrives have each made a row of the same dead one.
+        """True if two redrives have each made a row of the same dead one.
 
         They are to be run one at a time: each may put back what the other has just read.
         """
@@ -361,7 +361,7 @@ class Case:
             yield entered_us < before_us and purge.begun_us <= us
 
     def is_purged(self, token: int, us: int) -> bool:
-        """Whether all of a message that there is at a time may be deleted by a purge."""
+        """True if all of a message that there is at a time may be deleted by a purge."""
         # As what it came back from the dead-letter queue later, it was not there yet.
         later = {entry_of(w.row) for w in self.revived.get(token, ()) if w.at_us > us}
         entered_us = next((birth_us(i) for i in self.entries[token][::-1] if i not in later), 0)
@@ -432,7 +432,7 @@ class Case:
         return self.history.written.get(self.history.came_from.get(written.row.id, b""))
 
     def is_recorded(self, one: Delivery) -> bool:
-        """Whether a delivery was recorded in place before it began."""
+        """True if a delivery was recorded in place before it began."""
         return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us
 
     def forgotten(self, token: int) -> int:
@@ -455,7 +455,7 @@ class Case:
                 yield Spent(us, row_id, (row_id, attempt))
 
     def _is_claimed_as_well(self, one: Recorded) -> bool:
-        """Whether an attempt came when its shard was another's, whose claim counts the same one.
+        """True if an attempt came when its shard was another's, whose claim counts the same one.
 
         That one may have read the row before: its caller's is the only delivery of that number.
         """
@@ -533,7 +533,7 @@ class Case:
                     yield Spent(written.at_us, row_id, self._claim_of(written))
 
     def _is_extended(self, written: Written, had: set[bytes]) -> bool:
-        """Whether a claim is one that its caller has, as it was or as its time was extended.
+        """True if a claim is one that its caller has, as it was or as its time was extended.
 
         One that was snoozed or retried since is another, though it may have the number of this one.
         """
@@ -562,7 +562,7 @@ class Case:
         ]
 
     def _is_half_moved(self, old: Written, new: Written) -> bool:
-        """Whether a caller made a second row, and its delete of the first failed."""
+        """True if a caller made a second row, and its delete of the first failed."""
         failed = self.history.failed.get(new.sender, ())
         return (
             self.is_caller(new.sender)
@@ -572,7 +572,7 @@ class Case:
         )
 
     def is_caller(self, process: str) -> bool:
-        """Whether a process receives messages, and settles them by receipt."""
+        """True if a process receives messages, and settles them by receipt."""
         return machine_of(process) in self._callers
 
     def crashed(self, process: str, after_us: int, until_us: int) -> bool:
@@ -592,7 +592,7 @@ class Case:
         return min(first_ms << max(attempt - 1, 0), most_ms) * 1_000
 
     def _is_hindered(self, lapse: Lapse) -> bool:
-        """Whether a lease ran out since its holder had died, stood still, or was kept from it.
+        """True if a lease ran out since its holder had died, stood still, or was kept from it.
 
         Who stops and cannot store what it has, lets nothing go.
         """
@@ -606,7 +606,7 @@ class Case:
         )
 
     def _stopped_in_vain(self, process: str, after_us: int, until_us: int) -> bool:
-        """Whether a process has stopped in a stretch of time, and a call of it failed meanwhile."""
+        """True if a process has stopped in a stretch of time, and a call of it failed meanwhile."""
         begun_us, ended_us = self.history.stops.get(process, (0, None))
         failed = self.history.failed.get(process, ())
         return (
@@ -628,11 +628,11 @@ class Case:
         return min(fork.noticed_us or over_us, over_us)
 
     def is_set(self, after_us: int, until_us: int) -> bool:
-        """Whether the machine's clock was set in a stretch of time."""
+        """True if the machine's clock was set in a stretch of time."""
         return any(after_us <= us <= until_us + _SET_US for us, _ in self.history.sets)
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
-        """Whether two may have had one of these shards at once, since a fork had released it."""
+        """True if two may have had one of these shards at once, since a fork had released it."""
         leased = {leased_as(shard) for shard in shards}
         return any(
             fork.shard in leased and fork.us <= until_us and self.noticed_us(fork) >= begun_us
@@ -640,7 +640,7 @@ class Case:
         )
 
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:
-        """Whether a process stood still for long in a stretch of time."""
+        """True if a process stood still for long in a stretch of time."""
         return any(
             min(end, until_us) - max(begun, after_us - self.lease_us) >= self.lapse_us
             or end > until_us
@@ -649,25 +649,25 @@ class Case:
         )
 
     def stood_still(self, process: str, after_us: int, until_us: int) -> bool:
-        """Whether a process stood still at all in a stretch of time."""
+        """True if a process stood still at all in a stretch of time."""
         freezes = self.freezes.get(process, ())
         return any(begun <= until_us and end >= after_us for begun, end in freezes)
 
     def troubled(self, process: str, after_us: int, until_us: int) -> bool:
-        """Whether the store had kept a process from renewing its leases."""
+        """True if the store had kept a process from renewing its leases."""
         troubles = self.history.troubles.get(process, [])
         at = bisect_left(troubles, after_us - self.lease_us)
         return at < len(troubles) and troubles[at] <= until_us
 
     def kept_up(self, process: str, since_us: int, until_us: int) -> bool:
-        """Whether a process stood still, or a call of it has failed or was slow, just then."""
+        """True if a process stood still, or a call of it has failed or was slow, just then."""
         return self._waits(process, since_us, until_us) or any(
             end_us >= since_us and begun_us <= until_us
             for begun_us, end_us in self.freezes.get(process, ())
         )
 
     def _waits(self, process: str, since_us: int, until_us: int) -> bool:
-        """Whether a call of a process has failed or was slow."""
+        """True if a call of a process has failed or was slow."""
         # An answer that did not come was waited for.
         timeout_us = self.history.plan.weather["timeout_us"]
         failed = self.history.failed.get(process, ())
@@ -700,7 +700,7 @@ class Case:
                     yield lapse
 
     def _had(self, token: int, process: str, until_us: int) -> bool:
-        """Whether a process has handed out a message until then, or moved or removed a row."""
+        """True if a process has handed out a message until then, or moved or removed a row."""
         return any(
             one.process == process and one.begun_us <= until_us for one in self.by_token[token]
         ) or any(
@@ -710,7 +710,7 @@ class Case:
         )
 
     def interrupted(self, one: Delivery) -> bool:
-        """Whether a shutdown's deadline was over before a handler had ended, and parked its row.
+        """True if a shutdown's deadline was over before a handler had ended, and parked its row.
 
         What comes of it since, in the moments until its process has ended, may not be stored.
         """

@@ -23,9 +23,8 @@ from simulation.case import (
     leased_as,
     token_of,
 )
-from simulation.copies import copied, repairs
+from simulation.copies import copied
 from simulation.firings import firings
-from simulation.idleness import idle
 from simulation.keys import keys
 from simulation.lateness import late, stuck
 from simulation.order import ordered
@@ -83,7 +82,7 @@ def invented(case: Case) -> Iterator[Breach]:
         put = case.history.puts.get(one.token)
         if put is None or put.body != one.body:
             yield Breach("invented", f"m{one.token}: {one.body!r} was never put", one.token)
-        elif put.message_id not in {"", one.message_id} and not _was_put_anew(case, one):
+        elif put.message_id not in {"", one.message_id} and not _is_unsure(case, one.token):
             yield Breach(
                 "invented", f"m{one.token} is {one.message_id}, not {put.message_id}", one.token
             )
@@ -95,31 +94,16 @@ def invented(case: Case) -> Iterator[Breach]:
             yield Breach("invented", f"dead m{token_of(row.body)} has headers {headers}")
 
 
+def _is_unsure(case: Case, token: int) -> bool:
+    """True if a put by key may have stored its message twice, and its caller knows one id."""
+    return any(call.token == token and call.is_unsure for call in case.history.errands.values())
+
+
 def _headers_of(case: Case, token: int) -> dict[str, str]:
     """The headers that a message was put with."""
     if token in case.history.runs:
         return case.history.runs[token].headers
     return {"number": str(token)} if token % 7 == 0 else {}
-
-
-def _was_put_anew(case: Case, one: Delivery) -> bool:
-    """Whether a message under a key was put anew by a repeat, with the id of one that it replaced.
-
-    Its caller had been told nothing, and it had run. To find that out failed as well, more than
-    once, or it took so long that another took its key over: then it rather comes twice.
-    """
-    call = next((c for c in case.history.errands.values() if c.token == one.token), None)
-    if call is None or not call.is_unsure or one.ended_us is None:
-        return False
-    until_us = call.ended_us or case.history.ended_us
-    failed = case.history.failed.get(call.process, ())
-    is_slow = until_us - call.begun_us > 2 * int(case.history.plan.weather["timeout_us"])
-    is_another = any(
-        other.token != one.token and (other.ended_us or 0) > call.begun_us
-        for other in case.history.errands.values()
-        if other.errand.key == call.errand.key and other.errand.does == "put"
-    )
-    return is_another and (is_slow or sum(one.ended_us < us < until_us for us in failed) > 1)
 
 
 def zombies(case: Case) -> Iterator[Breach]:
@@ -153,7 +137,7 @@ def _claimed_due_us(case: Case, one: Delivery) -> int:
     """When the row was due of which a caller's claim was made."""
     claim = case.history.written[one.row.id]
     source = case.source_of(claim)
-    while source is not None and source.row.claim is not None and repairs(case, source, claim):
+    while source is not None and source.row.claim and case.is_repair(source, claim):
         # A claim that came late was moved to now, and is the same one.
         claim, source = source, case.source_of(source)
     return 0 if source is None else source.row.due_ms * 1_000
@@ -191,7 +175,7 @@ def fenced(case: Case) -> Iterator[Breach]:
 
 
 def _is_forked(case: Case, one: Delivery) -> bool:
-    """Whether a fork of its process had released its lease, of which that had not to know yet."""
+    """True if a fork of its process had released its lease, of which that had not to know yet."""
     return any(
         (fork.process, fork.shard) == (one.process, leased_as(one.row.shard))
         and fork.us <= one.begun_us <= case.noticed_us(fork)
@@ -233,7 +217,7 @@ def counted(case: Case) -> Iterator[Breach]:
 
 
 def _is_edited(case: Case, one: Delivery) -> bool:
-    """Whether the body of a delivery was given to a message that was there."""
+    """True if the body of a delivery was given to a message that was there."""
     return any(
         call.token == one.token and call.errand.does == "edit"
         for call in case.history.errands.values()
@@ -303,7 +287,7 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
 
 
 def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
-    """Whether a delivery is of the very row that a clean shutdown made of one that still ran.
+    """True if a delivery is of the very row that a clean shutdown made of one that still ran.
 
     What was asked for before, and is repeated as it was, counts.
     """
@@ -386,7 +370,7 @@ def looked(case: Case) -> Iterator[Breach]:
 
 
 def _is_for_care(case: Case, one: Delivery) -> bool:
-    """Whether its consumer has taken the shard over from one who may have died of this row."""
+    """True if its consumer has taken the shard over from one who may have died of this row."""
     taken_us = case.taken_over(one)
     if one.kind != "handler" or not taken_us or case.history.written[one.row.id].at_us > taken_us:
         return False
@@ -403,9 +387,8 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
         for other in case.history.deliveries
     ):
         return False
-    # Nor, as far as its consumer can tell by a clock that was set back, what was not due then.
     shown_us = history.wall_us(taken_us)
-    if due_us > min(taken_us, ended_us) - DRIFT_US or wall_due_us > shown_us - DRIFT_US:
+    if due_us > min(taken_us, ended_us) - DRIFT_US:
         return False
     rows = sum(
         written.row.due_ms * 1_000 <= shown_us + DRIFT_US
@@ -451,7 +434,7 @@ def _attempts_of(case: Case, token: int) -> int:
 
 
 def _is_snoozed(case: Case, one: Delivery) -> bool:
-    """Whether a delivery ended with a snooze, and its consumer came to store that in time.
+    """True if a delivery ended with a snooze, and its consumer came to store that in time.
 
     One who stood still may do so when another has buried what had all its attempts by then. And one
     who dies between the two halves of a large move leaves the row as well that counts the delivery.
@@ -466,16 +449,13 @@ def _is_snoozed(case: Case, one: Delivery) -> bool:
 
 
 def _is_left(case: Case, written: Written, died_us: int) -> bool:
-    """Whether the row that was moved was there still when its message died."""
+    """True if the row that was moved was there still when its message died."""
     source = case.source_of(written)
     return source is not None and source.is_there(died_us - 1)
 
 
 def _has_excuse(case: Case, token: int) -> bool:
-    """Whether a message was there twice before it died, or who buried it could not know of that."""
-    if any(_is_beside(case, new) for _, new in case.copies.get(token, ())):
-        # Where that comes from, `copied` judges.
-        return True
+    """True if a process that buried a message could not know that it was dead already."""
     died = case.deaths(token)
     if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
         # A caller was not told that it had buried it: the message was still there, and died anew.
@@ -485,38 +465,17 @@ def _has_excuse(case: Case, token: int) -> bool:
     unknown = (*case.unknown_moves[token], *case.unknown_halves[token])
     unsure = (us for one in case.by_token[token] for us in one.unsure_us)
     return (
-        # A caller who was not told whether it had buried it asks anew, and buries it again.
+        # A caller that does not know whether it has buried the message buries it again.
         any(first_us <= us <= until_us for us in unsure)
         or any(since_us <= us <= until_us for us in unknown)
-        # Who dies as its burial is on its way does not see that it comes, if long after.
+        # A process that crashes while its burial is under way does not see it arrive.
         or any(
             case.crashed(w.sender, min(case.born_us(w.row.id), first_us), until_us) for w in died
         )
         or any(case.ran_out(token, since_us, until_us))
-        or _were_left_by_a_crash(case, died)
+        # What was there twice dies twice: whether it may be there twice, `copied` judges.
+        or token in case.copies
     )
-
-
-def _were_left_by_a_crash(case: Case, died: list[Written]) -> bool:
-    """Whether one is of a row that a move has left there, as its mover died, and one of the new."""
-    lines = [case.line_of(w.row.id) for w in died]
-    moved = [case.history.written[row_id] for row_id in set().union(*lines)]
-    return any(
-        (source := case.source_of(new)) is not None
-        and _is_beside(case, new)
-        and source.is_there(new.at_us)
-        and any(source.row.id in line and new.row.id not in line for line in lines)
-        and case.crashed(
-            new.sender, case.born_us(new.row.id), source.deleted_us or case.history.ended_us
-        )
-        for new in moved
-    )
-
-
-def _is_beside(case: Case, copy: Written) -> bool:
-    """Whether a copy is a row of the queue, and not of one that is being put back from the dead."""
-    source = case.source_of(copy)
-    return copy.row.shard.queue != DEAD and not (source and source.row.shard.queue == DEAD)
 
 
 def told(case: Case) -> Iterator[Breach]:
@@ -528,6 +487,6 @@ def told(case: Case) -> Iterator[Breach]:
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
     invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
-    buried, ordered, cancelled, purged, paused, refused, shared, idle, keys,
+    buried, ordered, cancelled, purged, paused, refused, shared, keys,
     firings,
 )  # fmt: skip

@@ -28,13 +28,11 @@ def copied(case: Case) -> Iterator[Breach]:
 
 
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
-    """Whether who wrote a second row could not know of the first, or not delete it."""
+    """True if who wrote a second row could not know of the first, or not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
     # That a row came without an answer is no reason for it to stay when it is moved on.
     pair = {new.row.id} if case.source_of(new) is old else {old.row.id, new.row.id}
     if pair & case.unknown_moved:
-        return True
-    if any(us <= new.at_us for us in case.history.put_again.get(case.token_of[new.row.id], ())):
         return True
     # A large one's delete follows its insert, again and again until it is stored.
     plan = case.history.plan
@@ -71,7 +69,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
 
 
 def _was_displaced(case: Case, old: Written, new: Written) -> bool:
-    """Whether a row by key took so long that its name was lost, and is carried out anew.
+    """True if a row by key took so long that its name was lost, and is carried out anew.
 
     It never runs, and is deleted when it comes due: whoever has the name may go by it until then.
     """
@@ -89,7 +87,7 @@ def _was_displaced(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_put_back_twice(case: Case, new: Written) -> bool:
-    """Whether two redrives put a message back, each of which had looked before the other wrote.
+    """True if two redrives put a message back, each of which had looked before the other wrote.
 
     They wrote at once, or the store kept the call of one up: what the other had made may have been
     moved on by then.
@@ -109,7 +107,7 @@ def _is_put_back_twice(case: Case, new: Written) -> bool:
 
 
 def overtaken(case: Case, new: Written) -> bool:
-    """Whether another ended what a row was made of, as the row was on its way to the store.
+    """True if another ended what a row was made of, as the row was on its way to the store.
 
     Both had looked before the other's write could be seen, and each had a right to: the row was
     late, and its writer was moving it to now; or it came due, or the lease of its shard ran out, as
@@ -143,12 +141,12 @@ def _made_of(case: Case, source: Written) -> list[Written]:
 
 
 def repairs(case: Case, source: Written, new: Written) -> bool:
-    """Whether a row was made of one that came too late, by who had written that."""
+    """True if a row was made of one that came too late, by who had written that."""
     return case.is_repair(source, new)
 
 
 def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
-    """Whether the lease of who planned a new row ran out, and the old one was another's to end."""
+    """True if the lease of who planned a new row ran out, and the old one was another's to end."""
     planned_us, end_us = case.born_us(new.row.id), old.deleted_us or 0
     return old.deleted_by != new.sender and any(
         lapse.process == new.sender and planned_us <= lapse.until_us <= end_us
@@ -157,7 +155,7 @@ def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
 
 
 def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
-    """Whether who ended the old row had it in hand past its lease, when another planned the new."""
+    """True if who ended the old row had it in hand past its lease, when another planned the new."""
     name, planned_us = old.deleted_by, case.born_us(new.row.id)
     # To hand it out, or to claim it for a caller or put it off.
     had_us = [
@@ -174,7 +172,7 @@ def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
-    """Whether who buried a message did so once more, though its row was left only for a repeat.
+    """True if who buried a message did so once more, though its row was left only for a repeat.
 
     A caller may, who was told of the first that maybe it was not done; and anybody what it was
     handed out since, as which it had come back.
@@ -199,7 +197,7 @@ def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
 
 
 def _looked_together(case: Case, old: Written, new: Written) -> bool:
-    """Whether one whose lease had lapsed moved a row just as its new reader was moving it.
+    """True if one whose lease had lapsed moved a row just as its new reader was moving it.
 
     A pause past the lease may leave a duplicate, and a store that keeps a call for so long is one
     to its caller. Both had looked before the other's write could be seen.
@@ -212,7 +210,7 @@ def _looked_together(case: Case, old: Written, new: Written) -> bool:
 
 
 def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
-    """Whether whoever wrote a row had had the message long before another took it over."""
+    """True if whoever wrote a row had had the message long before another took it over."""
     name, at_us = lapsed.process, max(lapsed.at_us, taken.at_us)
     # Each had it in hand, the lapsed one first; nothing else lets two move one row.
     token = case.token_of[lapsed.row.id]

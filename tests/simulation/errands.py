@@ -111,7 +111,7 @@ class Errands:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """Whether keys are played in the world of a seed."""
+        """True if keys are played in the world of a seed."""
         return random.Random(f"keys/{seed}").random() < SHARE
 
     def weather(self, weather: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class Errands:
 
         Args:
             event: An event, of which they differ.
-            is_local: Whether no outcome can be unknown.
+            is_local: True if no outcome can be unknown.
         """
         chance = self._chance
         for errand, seconds in self._stalls:

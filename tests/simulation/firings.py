@@ -16,7 +16,6 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.model.ids import birth_us
 from simulation.books import reason_to_go
 from simulation.calm import disturbances, merged
 from simulation.case import QUEUE, Breach
@@ -45,8 +44,7 @@ def firings(case: Case) -> Iterator[Breach]:
     names = {one.command.name for one in case.history.commands.values()}
     for name in sorted(names):
         account = Account(case, name)
-        for rule in (_contradicted, _twice, _unasked, _misdue, _previous, _passed, _broken,
-                     _overcounted, _overlapped, _dropped):  # fmt: skip
+        for rule in (_contradicted, _twice, _unasked, _passed, _broken, _overlapped, _dropped):
             yield from rule(case, account)
     for token, run in case.history.runs.items():
         if run.name not in names:
@@ -104,13 +102,8 @@ class Account:
         since_us, until_us = self._shown(time_ms)
         return self.timeline.between(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
 
-    def is_asked_at(self, time_ms: int) -> bool:
-        """Whether a command was under way at a fire time, or when that was decided."""
-        since_us, until_us = self._shown(time_ms)
-        return self.timeline.is_asked(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
-
     def fires_at(self, state: State, time_ms: int) -> bool:
-        """Whether a schedule that is so has a fire time then, as far as is known."""
+        """True if a schedule that is so has a fire time then, as far as is known."""
         if state.spec is None or state.is_paused:
             return False
         spec, first_ms = self.spec(state), self._first_ms(state)
@@ -118,20 +111,6 @@ class Account:
             return True
         is_begun = spec.is_cron or time_ms >= first_ms or spec.first_s is None
         return is_begun and (time_ms - first_ms) % (spec.every_s * 1_000) == 0
-
-    def is_by_a_try(self, state: State, run: Run) -> bool:
-        """Whether a run may be of a try before the one that was answered: that counts from itself.
-
-        Its fire times are other ones then.
-        """
-        command, spec = self._case.history.commands[state.by], self.spec(state)
-        until_us = command.ended_us or self._case.crash_us.get(command.process, _NEVER_US)
-        is_within = command.begun_us <= run.at_us <= until_us + _SLACK_US
-        return command.tries > 1 and is_within and not spec.is_cron and spec.first_s is None
-
-    def run_at(self, time_ms: int) -> Run | None:
-        """The first run of a fire time; None where it has none."""
-        return self.runs[time_ms][0] if time_ms in self.runs else None
 
     def between(self, after_ms: int, until_ms: int) -> list[int]:
         """Fire times that have runs, after one and before another."""
@@ -221,15 +200,11 @@ def _contradicted(case: Case, account: Account) -> Iterator[Breach]:
         yield Breach("contradicted", f"{account.name}: {text}; {account.told()}")
 
 
-def _twice(case: Case, account: Account) -> Iterator[Breach]:
-    """A fire time has one run, unless its schedule was changed just then."""
-    begun = {one.row.first or one.row.id for one in case.history.deliveries}
+def _twice(_case: Case, account: Account) -> Iterator[Breach]:
+    """A fire time has one run."""
     for time_ms, runs in account.runs.items():
         entries = [(entry, run) for run in runs for entry in run.entries]
-        if runs[0].is_keyed or any(case.may_be_purged(birth_us(entries[0][0]), runs[-1].at_us)):
-            # The first one was purged, where none has begun, and the process died that put it.
-            entries = [(entry, run) for entry, run in entries if entry in begun]
-        if len(entries) > 1 and not account.is_asked_at(time_ms):
+        if len(entries) > 1:
             text = f"has {len(entries)} runs, " + ", ".join(
                 f"{entry.hex()} by {run.process}" for entry, run in entries
             )
@@ -242,46 +217,10 @@ def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
         states = account.states_at(time_ms)
         for run in runs:
             if not any(
-                state.spec == run.spec
-                and (account.fires_at(state, time_ms) or account.is_by_a_try(state, run))
-                for state in states
+                state.spec == run.spec and account.fires_at(state, time_ms) for state in states
             ):
                 text = f"has a run of spec {run.spec}, which is none of {sorted(states, key=str)}"
                 yield _breach(account, "unasked", time_ms, text)
-
-
-def _misdue(case: Case, account: Account) -> Iterator[Breach]:
-    """A run is due at its fire time, or by its jitter later; or when it is put, if later still."""
-    for time_ms, runs in account.runs.items():
-        for run in runs:
-            latest_ms = time_ms + account.timeline.specs[run.spec].jitter_ms
-            now_ms = (case.history.wall_us(run.at_us) + _SLACK_US) // 1_000
-            if not time_ms <= run.row.due_ms <= max(latest_ms, now_ms) and not case.history.sets:
-                text = f"has a run that is due at {account.at(run.row.due_ms)}"
-                yield _breach(account, "misdue", time_ms, text)
-
-
-def _previous(_case: Case, account: Account) -> Iterator[Breach]:
-    """A run says which fire time before it had a run."""
-    for owed in account.owed:
-        run = account.run_at(owed.time_ms)
-        if run is None:
-            continue
-        before = [
-            one.time_ms
-            for one in account.owed
-            if one.time_ms < owed.time_ms
-            and one.state.made == owed.state.made
-            and one.time_ms in account.runs
-        ]
-        previous_ms = run.previous_ms
-        if previous_ms is not None and previous_ms not in account.runs:
-            text = f"says that {account.at(previous_ms)} was before it, which has none"
-            yield _breach(account, "previous", owed.time_ms, text)
-        elif before and (previous_ms is None or previous_ms < before[-1]):
-            said = "nothing" if previous_ms is None else account.at(previous_ms)
-            text = f"says that {said} was before it, and not {account.at(before[-1])}"
-            yield _breach(account, "previous", owed.time_ms, text)
 
 
 def _passed(case: Case, account: Account) -> Iterator[Breach]:
@@ -332,7 +271,7 @@ def _wrong_pass(spec: Spec, owed: Owed, later: Owed, late_us: int, next_us: int)
 
 
 def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int) -> bool:
-    """Whether the run before a fire time was there at it, or when that was decided."""
+    """True if the run before a fire time was there at it, or when that was decided."""
     known = [time for time in account.times if account.runs[time][0].at_us <= until_us]
     before = [time for time in known if time < time_ms]
     if not before:
@@ -370,7 +309,7 @@ def _broken(case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
-    """Whether a schedule may have fired as often as it was to, before a change came to it."""
+    """True if a schedule may have fired as often as it was to, before a change came to it."""
     states = {owed.state}
     if any(state.has_ended for state in account.states_at(owed.time_ms)):
         states |= account.timeline.between(0, owed.us)
@@ -392,19 +331,6 @@ def _gaps(spans: list[tuple[int, int]], begin_us: int, end_us: int) -> list[tupl
         at_us = max(at_us, until_us)
     gaps.append((at_us, end_us))
     return [(since_us, until_us) for since_us, until_us in gaps if until_us > since_us]
-
-
-def _overcounted(_case: Case, account: Account) -> Iterator[Breach]:
-    """A schedule fires no more often than it was to."""
-    fired: dict[int, list[int]] = defaultdict(list)
-    for owed in account.owed:
-        if owed.time_ms not in account.runs:
-            continue
-        fired[owed.state.made].append(owed.time_ms)
-        count = account.spec(owed.state).count
-        if count is not None and len(fired[owed.state.made]) > count:
-            text = f"is the {len(fired[owed.state.made])}th of {count}"
-            yield _breach(account, "overcounted", owed.time_ms, text)
 
 
 def _overlapped(case: Case, account: Account) -> Iterator[Breach]:
@@ -438,7 +364,7 @@ def _dropped(case: Case, account: Account) -> Iterator[Breach]:
         states = account.timeline.between(min(us - _MISSED_US, run.at_us), us)
         may_cancel = any(s.spec and account.spec(s).overlap == "cancel" for s in states)
         is_over = case.history.wall_us(us) > (run.time_ms + 900) * 1_000
-        if len(run.entries) > 1 or (may_cancel and is_over):
+        if may_cancel and is_over:
             continue
         text = f"had a run that was gone at {clock_of(case, us)}, by {process}"
         yield _breach(account, "dropped", run.time_ms, text)

@@ -80,7 +80,7 @@ class Fleet:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """Whether the world of a seed is one."""
+        """True if the world of a seed is one."""
         return random.Random(f"fleet/{seed}").random() < SHARE
 
     def kinds(self, on: set[str]) -> set[str]:

@@ -57,8 +57,7 @@ class Delivery:
 
     Attributes:
         seen_us: Of a claim: when its process was last shown it before; 0: never.
-        in_need: Whether its reader had no room in its lane then, or was seconds behind.
-        is_behind: Whether it was seconds behind.
+
         refusals: Of its receipts those that were said to be stale.
         asked: When its handler asked whether it is to stop, and whether it is.
         unsure_us: Whenever its caller was not told whether the row was moved or settled.
@@ -80,8 +79,7 @@ class Delivery:
     until_us: int = 0
     settled_us: int = 0
     seen_us: int = 0
-    in_need: bool = False
-    is_behind: bool = False
+
     unsure_us: list[int] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     asked: list[tuple[int, bool]] = field(default_factory=list)
@@ -94,8 +92,8 @@ class Written:
     Attributes:
         process: Who wrote it; `LATE_WRITER` where it took effect long after it was sent.
         sender: Who sent it, however late it was; empty for what no process sent.
-        in_need: Whether it was moved by a reader that had no room, or was behind, in its lane.
-        is_edit: Whether it stands for an edit in place.
+
+        is_edit: True if it stands for an edit in place.
     """
 
     row: Row
@@ -104,11 +102,10 @@ class Written:
     deleted_us: int | None = None
     deleted_by: str = ""
     sender: str = ""
-    in_need: bool = False
     is_edit: bool = False
 
     def is_there(self, us: int) -> bool:
-        """Whether it was there at a time."""
+        """True if it was there at a time."""
         return self.at_us <= us and (self.deleted_us is None or self.deleted_us > us)
 
 
@@ -181,8 +178,7 @@ class History:
         came_from: Row -> the row in whose place it was to be, of each move that was asked for.
         moved_late: (when, process, row id) of each row of which a process knew only after its
             minute's end and half the offset that it had been moved there.
-        put_again: Message -> when a row of it was written again that had gone by then: on SQLite a
-            put that failed halfway is repeated, of which nothing tells whether it has ended.
+
         entered: Queue and first row id of each message whose put is in the ledger -> since when.
         ended: Those whose end is -> when it came there, and as what; then, where one came late that
             was sooner, when that took its place.
@@ -197,12 +193,12 @@ class History:
         dropped: Row id -> when it was lost behind the queue's back.
         strangers: Heartbeats of none that works.
         relaned: When the queue's record said of other lanes than before.
-        beat_us: Process -> when its first heartbeat was there.
+
         errands: Errand -> the call that it came to.
         commands: Command -> likewise.
         runs: What schedules have put, by the messages' numbers.
         inserted: Row -> when, and by whom, it was asked to be inserted.
-        is_cut: Whether the run was ended as one that would never end.
+        is_cut: True if the run was ended as one that would never end.
     """
 
     plan: Plan
@@ -233,7 +229,7 @@ class History:
     sealed_us: dict[tuple[int, int], int] = field(default_factory=dict)
     came_from: dict[bytes, bytes] = field(default_factory=dict)
     moved_late: list[tuple[int, str, bytes]] = field(default_factory=list)
-    put_again: dict[int, list[int]] = field(default_factory=dict)
+
     entered: dict[tuple[str, bytes], int] = field(default_factory=dict)
     ended: dict[tuple[str, bytes], list[tuple[int, str]]] = field(default_factory=dict)
     said: list[Heard] = field(default_factory=list)
@@ -243,7 +239,7 @@ class History:
     dropped: dict[bytes, int] = field(default_factory=dict)
     strangers: list[Stranger] = field(default_factory=list)
     relaned: list[int] = field(default_factory=list)
-    beat_us: dict[str, int] = field(default_factory=dict)
+
     errands: dict[int, ByKey] = field(default_factory=dict)
     commands: dict[int, Asked] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
@@ -290,7 +286,7 @@ class History:
         return self.shown_us(birth_us(written.row.id), written.at_us)
 
     def is_ahead(self, written: Written) -> bool:
-        """Whether a row of a name is born just after the one that it replaces, and no sooner.
+        """True if a row of a name is born just after the one that it replaces, and no sooner.
 
         The clock had been set back since that one, and so it tells nothing of when it was planned.
         """
@@ -303,7 +299,7 @@ class History:
         return next((ahead_us for at_us, ahead_us in reversed(self.sets) if at_us <= us), 0)
 
     def is_audited(self, audit: Audit, row_id: bytes) -> bool:
-        """Whether a message entered in the time that an audit is of, where the clock was set.
+        """True if a message entered in the time that an audit is of, where the clock was set.
 
         What entered while it was set back may have done so before the queue was made.
         """
@@ -319,6 +315,6 @@ class History:
 
 
 def is_tried(row: Row) -> bool:
-    """Whether a row is there to see whether it was before: it never begins, and is no message."""
+    """True if a row is there to see whether it was before: it never begins, and is no message."""
     key = key_of(row)
     return key is not None and key.generation == NEVER

@@ -106,12 +106,12 @@ def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey
 
 
 def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
-    """Whether a call has put a message that follows, and that was cancelled by a time.
+    """True if a call has put or edited a message that follows another and was cancelled by a time.
 
-    Then its name is that of the message before it again.
+    Then the name belongs to the message before it again.
     """
     return (
-        call.errand.conflict == "debounce"
+        (call.errand.conflict == "debounce" or call.errand.does == "edit")
         and call.token is not None
         and named.may_be_cancelled(call.token, us)
     )
@@ -137,7 +137,7 @@ def _heeded(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _had_begun(case: Case, call: ByKey, one: Delivery) -> bool:
-    """Whether a delivery was let begin before its message was followed, which is no replacement."""
+    """True if a delivery was let begin before its message was followed, which is no replacement."""
     ids = {written.row.message_id for written in case.written(one.token)}
     is_followed = call.errand.conflict == "debounce" and call.message_id not in ids
     since_us = call.ended_us or 0
@@ -196,7 +196,7 @@ def _stopped(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _runs_on(case: Case, one: Delivery, since_us: int) -> bool:
-    """Whether a handler was told to go on long after its message was cancelled."""
+    """True if a handler was told to go on long after its message was cancelled."""
     return any(
         us > since_us + _ASKED_US
         and not is_to_stop

@@ -1,4 +1,4 @@
-"""Whether each message was handed out soon after it could be, where nothing kept it up."""
+"""True if each message was handed out soon after it could be, where nothing kept it up."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _found_us(case: Case, written: Written) -> int | None:
 
 
 def _was_in_time(put: Put) -> bool:
-    """Whether a message was stored while its due was still being polled for."""
+    """True if a message was stored while its due was still being polled for."""
     return (put.ended_us or 0) <= max(put.asked_us, put.begun_us) + _STORED_US
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from simulated.client import SimulatedStore
 
 from shardq.clock import SystemClock
-from shardq.consumer import Consumer
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.groups.lane import Group
@@ -352,16 +351,8 @@ MUTANTS: dict[str, Edits] = {
         (Sharing, "look", "self.free = 0 if due else sum(", "self.free = self._threads or sum("),
         (Sharing, "_may_go", "return now_us - birth_us(row.id) >=", "return True or"),
     ),
-    "surplus is given away when its lease is over": (
-        (Outbox, "share", "if not self._leases.is_valid(one.lease):", "if False:"),
-        (Outbox, "_leave_lapsed", "if not lapsed:", "if True:"),
-        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in lost)", "pass"),
-    ),
     "the lateness of surplus counts anew": (
         (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
-    ),
-    "who leaves releases before the others know": (
-        (Consumer, "_hand_over", "if not engine.is_relied_on:", "if True:"),
     ),
     "a cancel by key deletes the row alone": (
         (KeyedCommands, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),

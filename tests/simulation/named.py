@@ -31,7 +31,7 @@ class ByKey:
     Attributes:
         answer: As it was given: of a put put, kept, taken or held; of a look what the message does;
             of a command its answer; refused: the store took no call; unknown: nobody was told.
-        is_unsure: Whether a try before may have been applied, or this was none with an answer.
+        is_unsure: True if a try before may have been applied, or this was none with an answer.
         told: The message, by its body, that the call was given.
         message_id: Its id.
         row: Of a put that was done: the row.
@@ -61,12 +61,12 @@ class ByKey:
         return f"{self.errand.does}{wish}: {self.answer}"
 
     def is_moving(self, name: str) -> bool:
-        """Whether it is a move of this name that has not been answered yet."""
+        """True if it is a move of this name that has not been answered yet."""
         return self.errand.key == name and self.ended_us is None and self.errand.does == "move"
 
     @property
     def is_void(self) -> bool:
-        """Whether it has surely changed nothing."""
+        """True if it has surely changed nothing."""
         if self.errand.does == "get":
             return True
         runs_on = self.answer == "running" and self.errand.does != "cancel"
@@ -74,12 +74,12 @@ class ByKey:
 
     @property
     def is_done(self) -> bool:
-        """Whether what it asked for was done, and said so."""
+        """True if what it asked for was done, and said so."""
         return self.ended_us is not None and self.answer in ("put", "done")
 
     @property
     def has_replaced(self) -> bool:
-        """Whether it may have put another body in a message's place."""
+        """True if it may have put another body in a message's place."""
         does, wish = self.errand.does, self.errand.conflict
         is_one = does == "edit" or (does == "put" and wish in ("replace", "debounce"))
         return is_one and not self.is_void
@@ -124,7 +124,7 @@ class Named:
         return self.calls[self.key_of[token]]
 
     def _may_concern(self, call: ByKey, token: int, us: int) -> bool:
-        """Whether a call may have changed by a time what a message comes to."""
+        """True if a call may have changed by a time what a message comes to."""
         put = self._case.history.puts[token]
         over_us = _NEVER_US if call.ended_us is None else call.ended_us
         # What was never answered may have been done late.
@@ -133,7 +133,7 @@ class Named:
         return not (is_another or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
 
     def _is_meant(self, call: ByKey, token: int) -> bool:
-        """Whether a call may be of a message: a recall is of one, whatever body that has."""
+        """True if a call may be of a message: a recall is of one, whatever body that has."""
         of, entries = call.errand.of, self._case.entries
         return of in (None, token) or not set(entries[of]).isdisjoint(entries[token])
 
@@ -158,7 +158,7 @@ class Named:
         )
 
     def is_there(self, token: int, call: ByKey) -> bool:
-        """Whether a message surely had its name, and a row, all the time that a call took."""
+        """True if a message surely had its name, and a row, all the time that a call took."""
         case, until_us = self._case, call.ended_us
         if until_us is None or self.known_us.get(token, _NEVER_US) > call.begun_us:
             return False
@@ -175,7 +175,7 @@ class Named:
         return self._is_covered(token, call.begun_us, until_us)
 
     def _is_covered(self, token: int, begun_us: int, until_us: int) -> bool:
-        """Whether a message has had a row in the queue at each moment of a stretch of time."""
+        """True if a message has had a row in the queue at each moment of a stretch of time."""
         at_us = begun_us
         for written in sorted(self._rows(token), key=lambda written: written.at_us):
             if written.is_there(at_us):
@@ -183,7 +183,7 @@ class Named:
         return at_us > until_us
 
     def was_there(self, token: int, call: ByKey, *, is_dead: bool = False) -> bool:
-        """Whether a message had a row at some moment of a call."""
+        """True if a message had a row at some moment of a call."""
         rows = self._case.deaths(token) if is_dead else self._rows(token)
         until_us = call.ended_us or _NEVER_US
         return any(
@@ -196,7 +196,7 @@ class Named:
         return [written for written in self._case.written(token) if id(written) not in dead]
 
     def has_come_back(self, token: int, row_id: bytes, since_us: int) -> bool:
-        """Whether a row is, or was made of, one as which its message came back from the dead."""
+        """True if a row is, or was made of, one as which its message came back from the dead."""
         line = self._case.line_of(row_id)
         return any(
             written.at_us >= since_us and written.row.id in line
@@ -205,7 +205,7 @@ class Named:
 
 
 def is_cancelled_by_key(case: Case, token: int) -> bool:
-    """Whether a message may have been cancelled by its name, or dropped since that is another's.
+    """True if a message may have been cancelled by its name, or dropped since that is another's.
 
     So is what its putter was never told of, and what a command has replaced.
     """

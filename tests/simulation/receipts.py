@@ -59,7 +59,7 @@ def _reason_to_refuse(case: Case, one: Delivery, refusal: Refusal) -> str | None
 
 
 def _is_repaired(case: Case, written: Written) -> bool:
-    """Whether who wrote a row has moved it to now, since it had come too late for its minute."""
+    """True if who wrote a row has moved it to now, since it had come too late for its minute."""
     late_us = case.late_us(written.row.shard.minute)
     return written.deleted_by == written.process and late_us < (written.deleted_us or 0)
 

@@ -133,7 +133,7 @@ class Registrar(Clerk):
         self.simulation.run(_REMOVED_S, lambda: not self._are_asking(len(names)))
 
     def _are_asking(self, removals: int) -> bool:
-        """Whether anybody alive waits for an answer, or so many removals have not begun."""
+        """True if anybody alive waits for an answer, or so many removals have not begun."""
         processes = self.simulation.processes
         asked = self.history.commands
         return sum(number >= _LAST for number in asked) < removals or any(

@@ -48,7 +48,7 @@ def duplicated(case: Case) -> Iterator[Breach]:
 
 
 def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a second delivery should not have begun, for all that came of the first."""
+    """True if a second delivery should not have begun, for all that came of the first."""
     if first.outcome in ("ack", "bury"):
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
@@ -108,7 +108,7 @@ def _planned_us(case: Case, one: Delivery) -> list[int]:
 
 
 def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a caller's retry or snooze came: it may be stored, and due, before its answer."""
+    """True if a caller's retry or snooze came: it may be stored, and due, before its answer."""
     return (
         first.kind == "receive"
         and first.outcome in ("retry", "snooze", "raise")
@@ -118,7 +118,7 @@ def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> boo
 
 
 def came_back(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a message had died after its first delivery, and was put back before its second."""
+    """True if a message had died after its first delivery, and was put back before its second."""
     return first.outcome not in ACKED and case.has_come_back(
         first.token, first.begun_us, second.begun_us
     )
@@ -170,9 +170,6 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
         return "late write repaired"
     if _was_moved_to_now(case, first, second):
         return "late write repaired"
-    again_us = case.history.put_again.get(first.token, ())
-    if any(us <= until_us for us in again_us):
-        return "put again"
     if _was_settled_past_its_time(case, first, second):
         return "its claim was settled past its time"
     line = case.line_of(first.row.id)
@@ -187,7 +184,7 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
 
 
 def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> bool:
-    """Whether a row is behind one of two deliveries alone: without it there were not both.
+    """True if a row is behind one of two deliveries alone: without it there were not both.
 
     What is behind both, or neither, was no reason to hand out one row twice. But what was put back
     from the dead-letter queue step by step came from nobody knows which.
@@ -199,7 +196,7 @@ def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> b
 
 
 def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a process has died before what came of its delivery was stored.
+    """True if a process has died before what came of its delivery was stored.
 
     Or one that had it before, between the insert and the delete of a large one's move.
     """
@@ -224,7 +221,7 @@ def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a fork of one of the two had released its lease, which had not to know of it yet.
+    """True if a fork of one of the two had released its lease, which had not to know of it yet.
 
     The other came by the row since, or by what a third has made of it; of the first nothing had
     been stored by then.
@@ -243,7 +240,7 @@ def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _is_open(case: Case, one: Delivery, us: int) -> bool:
-    """Whether the row that was delivered, or what was made of it, was there at a time or came."""
+    """True if the row that was delivered, or what was made of it, was there at a time or came."""
     return any(
         (written.deleted_us is None or written.deleted_us > us)
         and one.row.id in case.line_of(written.row.id)
@@ -301,7 +298,7 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether each is of a row of its own that was made of one row, the first of them maybe.
+    """True if each is of a row of its own that was made of one row, the first of them maybe.
 
     A caller was told that maybe it had moved that one; it was still there, and was moved anew. What
     was sent first has come late, however much later, beside all that was made of the second.
@@ -320,7 +317,7 @@ def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a caller was told that maybe it had moved a message, and both rows were there then.
+    """True if a caller was told that maybe it had moved a message, and both rows were there then.
 
     Of a large one the second half, the delete, was refused. What its caller asks for next is of the
     row that it knows, and leaves the other: each is handed out.
@@ -340,7 +337,7 @@ def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether the store kept the call that was to store an outcome past a shutdown's deadline."""
+    """True if the store kept the call that was to store an outcome past a shutdown's deadline."""
     begun_us, end_us = case.history.stops.get(first.process, (0, None))
     if first.ended_us is None or end_us is None or end_us > until_us:
         return False
@@ -353,7 +350,7 @@ def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_left_halfway(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether one that had the message before stopped between the halves of a large one's move.
+    """True if one that had the message before stopped between the halves of a large one's move.
 
     The delete that follows the insert was refused at its deadline; each of the rows is handed out.
     """
@@ -374,7 +371,7 @@ def _was_left_halfway(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether each is of a row that a redrive of its own has made of the same dead row."""
+    """True if each is of a row that a redrive of its own has made of the same dead row."""
     mine, other = (
         {w.row.id for w in case.revived.get(one.token, ())} & case.line_of(one.row.id)
         for one in (first, second)
@@ -384,7 +381,7 @@ def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bo
 
 
 def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a claim was over by then, and not settled yet, that was to be a second before.
+    """True if a claim was over by then, and not settled yet, that was to be a second before.
 
     A handler's is moved on for as long as it runs: of one that came due since it was not,
     `_was_not_moved_on` asks why.
@@ -403,7 +400,7 @@ def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a handler's claim came due, for its process was kept from moving it on in time."""
+    """True if a handler's claim came due, for its process was kept from moving it on in time."""
     return any(
         claim.is_there(claim.row.due_ms * 1_000 - DRIFT_US)
         and claim.process == first.process
@@ -413,7 +410,7 @@ def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_set_forward(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a claim of a handler came due sooner, since the machine's clock was set forward."""
+    """True if a claim of a handler came due sooner, since the machine's clock was set forward."""
     return any(
         claim.sender == first.process and case.is_set(claim.at_us, claim.row.due_ms * 1_000)
         for claim in case.claims_over(first.token, first.begun_us, until_us)
@@ -421,7 +418,7 @@ def _was_set_forward(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a handler's claim was due when it came, for its process was kept from storing it.
+    """True if a handler's claim was due when it came, for its process was kept from storing it.
 
     What had ended by then is settled at once, where its process is not kept from that as well.
     """
@@ -450,7 +447,7 @@ def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether the very row that was delivered first was moved to now by who had written it.
+    """True if the very row that was delivered first was moved to now by who had written it.
 
     Who hears too late that it is stored does so, for nobody may have seen it; and had seen nothing
     of the first, which was not settled by then, or on its way to be.
@@ -466,7 +463,7 @@ def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether the first was of a claim that was due, as its holder's move of it was on its way.
+    """True if the first was of a claim that was due, as its holder's move of it was on its way.
 
     The holder had settled it in time, and the store kept that until after its due. Whoever looked
     for the claim then found it, and did not see that it was moved.

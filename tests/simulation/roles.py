@@ -258,6 +258,9 @@ class Roles(Watch, ABC):
             except ClockError:
                 self.history.reached.add("clock refused later")
                 break
+            # Another member may have a message whose time was up while this process stood still.
+            now_ms = self._scheduler.wall_us() // 1_000
+            got = [message for message in got if message.due_ms > now_ms]
             grouped = [message.group for message in got if message.group is not None]
             if len(set(grouped)) < len(grouped):
                 self.history.reached.add("several of a group claimed")
@@ -275,7 +278,7 @@ class Roles(Watch, ABC):
         token = token_of(body)
         now_us = self.simulation.now_us
         row = self.as_placed(message._row)
-        is_crowded, is_behind = self._need_of(row.shard, process.name)
+
         one = Delivery(
             token,
             row,
@@ -289,8 +292,6 @@ class Roles(Watch, ABC):
             fenced,
             until_us=row.due_ms * 1_000 if kind == "receive" else 0,
             seen_us=self.seen_us.get((process.name, row.id), 0),
-            in_need=is_crowded or is_behind,
-            is_behind=is_behind,
         )
         self.history.deliveries.append(one)
         self.begun[token] = self.begun.get(token, 0) + 1

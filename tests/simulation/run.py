@@ -137,7 +137,7 @@ def run_seed(
         seed: Decides everything.
         without: Parts of its plan that are left out.
         mutant: A planted bug.
-        keep_trace: Whether to keep a line for every call.
+        keep_trace: True if to keep a line for every call.
     """
     world = World(plan_of(seed).without(set(without)), keep_trace=keep_trace)
     # Cycles of a run live until its end anyhow; looking for them takes a tenth of the time.

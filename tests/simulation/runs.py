@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from shardq.model.message import key_of, read_headers
-from shardq.schedules.origin import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
+from shardq.schedules.origin import NAME_HEADER, TIME_HEADER
 from simulation.history import Put
 from simulation.parts import Act, Letter
 from simulation.timetables import acts_of
@@ -32,7 +32,7 @@ class Run:
     Attributes:
         name: The schedule's.
         time_ms: Its fire time, epoch milliseconds.
-        previous_ms: The one before, as it says; None where it says none.
+
         body: What it was put with.
         headers: Likewise.
         row: The first of its rows.
@@ -43,7 +43,7 @@ class Run:
 
     name: str
     time_ms: int
-    previous_ms: int | None
+
     body: bytes
     headers: dict[str, str]
     row: Row
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether it was put under a key: then nothing of a try that had failed ever begins."""
+        """True if it was put under a key: then nothing of a try that had failed ever begins."""
         return key_of(self.row) is not None
 
 
@@ -85,7 +85,7 @@ class Runs:
             row: It.
             us: When.
             process: Who has sent it.
-            is_put_back: Whether it is dead, or comes back from the dead: then it is no new run.
+            is_put_back: True if it is dead, or comes back from the dead: then it is no new run.
         """
         headers = read_headers(row)
         entry, content = row.first or row.id, (headers[NAME_HEADER], headers[TIME_HEADER], row.body)
@@ -114,10 +114,10 @@ class Runs:
     def _begin(self, token: int, row: Row, us: int, process: str) -> None:
         headers = read_headers(row)
         name, time_ms = headers[NAME_HEADER], _ms(headers[TIME_HEADER])
-        previous_ms = _ms(headers[PREVIOUS_HEADER]) if PREVIOUS_HEADER in headers else None
+
         row = self._numbered(token, row)
         body = row.body.split(b"|", 1)[1]
-        run = Run(name, time_ms, previous_ms, body, headers, row, us, process)
+        run = Run(name, time_ms, body, headers, row, us, process)
         self._history.runs[token] = run
         letter = Letter(
             token,
@@ -145,7 +145,7 @@ class Runs:
 
 
 def is_run(row: Row) -> bool:
-    """Whether a row is of a message that a schedule has put."""
+    """True if a row is of a message that a schedule has put."""
     return row.headers is not None and f'"{TIME_HEADER}"' in row.headers
 
 

@@ -52,9 +52,9 @@ class Seals:
     """What comes behind the seals of one world.
 
     Attributes:
-        absence: Whether all readers leave in the end, and others come some minutes later.
-        lasts: Whether the world goes on for 256 minutes.
-        stays: Whether somebody is there all that time.
+        absence: True if all readers leave in the end, and others come some minutes later.
+        lasts: True if the world goes on for 256 minutes.
+        stays: True if somebody is there all that time.
         patience_us: How long after a look it may be made.
     """
 
@@ -92,7 +92,7 @@ class Seals:
                     self._write(Row(layout.shard(due_ms, lane), due_ms, row_ids.next(now_us), b""))
 
     def _is_put_to(self, band: int) -> bool:
-        """Whether a priority is read: from its first put on, where their number was not chosen.
+        """True if a priority is read: from its first put on, where their number was not chosen.
 
         Whoever puts has that stored before it writes, so no row of any other can be late.
         """
@@ -134,19 +134,19 @@ class Seals:
                 yield f"{row.shard} {row.body[:8]!r}, behind its seal"
 
     def is_hopeless(self, layout: Layout) -> bool:
-        """Whether nobody has to find what is left within moments: it is behind a seal."""
+        """True if nobody has to find what is left within moments: it is behind a seal."""
         return all(
             self._is_behind(row) and not self._is_looked_for(row, layout)
             for row in self._simulation.cells.rows(QUEUE)
         )
 
     def _is_behind(self, row: Row) -> bool:
-        """Whether a row came after its seal."""
+        """True if a row came after its seal."""
         sealed_us = self._history.sealed_us.get((row.shard.lane, row.shard.minute))
         return sealed_us is not None and self._history.written[row.id].at_us > sealed_us
 
     def _is_looked_for(self, row: Row, layout: Layout) -> bool:
-        """Whether its minute is looked at in moments, or may still be for a look of late."""
+        """True if its minute is looked at in moments, or may still be for a look of late."""
         now_us = self._simulation.now_us
         looks_us = self._looks_us(layout, row.shard, self._history.written[row.id].at_us)
         return any(now_us - self.patience_us < us < now_us + _HOPED_US for us in looks_us)

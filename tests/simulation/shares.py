@@ -107,14 +107,14 @@ def _band(case: Case, shard: Shard) -> int:
 
 
 def _is_leased(case: Case, process: str, shard: Shard, us: int) -> bool:
-    """Whether a process had the lease of a shard at a time, as far as it can know."""
+    """True if a process had the lease of a shard at a time, as far as it can know."""
     holder, since_us = _holder(case, shard, us)
     is_its = holder == process and us <= since_us + case.lease_us + DRIFT_US
     return is_its or _is_forked(case, process, shard, us)
 
 
 def _is_anothers(case: Case, new: Written, shard: Shard) -> bool:
-    """Whether a share was made when its shard had been another's, by one whom nothing kept up."""
+    """True if a share was made when its shard had been another's, by one whom nothing kept up."""
     weather = case.history.plan.weather
     # A look and a move, each of which may be slower by a second where any is.
     calls_us = 2 * (_CALL_US + weather["spread_us"] + (_SLOW_US if weather.get("slow") else 0))
@@ -140,7 +140,7 @@ def _holder(case: Case, shard: Shard, us: int) -> tuple[str, int]:
 
 
 def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
-    """Whether a fork had released a lease then, of which its holder had not to know."""
+    """True if a fork had released a lease then, of which its holder had not to know."""
     return any(
         (fork.process, fork.shard) == (process, shard) and fork.us <= us <= case.noticed_us(fork)
         for fork in case.history.forks
@@ -148,7 +148,7 @@ def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
 
 
 def _may_have_since(case: Case, new: Written) -> bool:
-    """Whether a row may say since when it is wanted: a share does, and what was made of it late.
+    """True if a row may say since when it is wanted: a share does, and what was made of it late.
 
     So does what was edited, or placed anew under its name.
     """

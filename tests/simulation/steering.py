@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Heard
 
 _us_of = attrgetter("us")
-_LOOKED_US = 50_000
-"""How long it takes to look a row up before its attempt is recorded, where the call is not slow."""
-_LOOKS_AGAIN_US = 200_000
-"""How long after a look that failed the next is made."""
+
 _ACTS_US = 200_000
 """How long a step may take to begin that acts on what another thread of its process has read, or
 the step before, where no call takes long."""
@@ -73,7 +70,7 @@ def _has_purged(entered_us: int, heard: Heard) -> bool:
 
 
 def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bool:
-    """Whether a process that handed a message out knew of what forbids it, or had to.
+    """True if a process that handed a message out knew of what forbids it, or had to.
 
     It reads the settings every 3 s, and so knows of it 5 s later, where no call has failed
     meanwhile or was slow, nor did it stand still.
@@ -89,7 +86,7 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
             known_us, told_us = 0, told.us
     acts_us = _ACTS_US + _STEP_CALLS * history.plan.weather["spread_us"] + _begins_us(case)
     is_acted_on = us > known_us + acts_us and not case.kept_up(one.process, known_us, us)
-    if known_us and is_acted_on and not _had_begun(case, one, known_us):
+    if known_us and is_acted_on:
         return True
     # All of what was said since, for it may have been taken back and said again.
     first = bisect_right(history.said, us - TOLD_US, key=_us_of)
@@ -108,15 +105,3 @@ def _begins_us(case: Case) -> int:
     weather = case.history.plan.weather
     is_slow = case.history.errands and {"slow", "slow_lwt"} & weather.keys()
     return min(int(weather["slow_us"]), _SLOW_US) if is_slow else 0
-
-
-def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
-    """Whether a delivery that is recorded or looked for first was taken up before that was told."""
-    since_us = told_us - _LOOKS_AGAIN_US
-    if one.row.claim is not None and case.kept_up(one.process, since_us, one.begun_us):
-        return True
-    asked = case.history.recording.get((one.process, one.row.id), ())
-    asked_us = max((us for us in asked if us <= one.begun_us), default=None)
-    return asked_us is not None and (
-        told_us >= asked_us - _LOOKED_US or case.kept_up(one.process, since_us, asked_us)
-    )

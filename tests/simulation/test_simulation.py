@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated import Simulation
-from simulated.scheduler import Stuck
 
-from simulation import mutants, watch
-from simulation.case import FAULT
+from simulation import mutants
 from simulation.report import explain
 from simulation.run import RECORDED, SOMETIMES, run_seed
 
@@ -77,7 +74,7 @@ def test_a_planted_bug_is_found(mutant: str) -> None:
 
 
 def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes() -> None:
-    code = "from simulation.run import run_seed; print(run_seed(7).trace)"
+    code = "from simulation.run import run_seed; print(run_seed(165).trace)"
     for salt in ("1", "2"):
         environment = {
             **os.environ,
@@ -91,25 +88,4 @@ def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes() -> None:
             text=True,
             check=True,
         )
-        assert done.stdout == run_seed(7).trace + "\n"
-
-
-def test_a_world_that_spins_ends_with_an_error_rather_than_never() -> None:
-    with Simulation(0) as world:
-
-        def spin() -> None:
-            while True:
-                world.sleep(0)
-
-        world.spawn(world.process("one"), spin, "spinner")
-        with pytest.raises(Stuck, match="spinner"):
-            world.run(60)
-
-
-def test_a_world_of_calls_without_end_is_cut_short_and_judged_as_that_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch, "_CALLS_MAX", 50)
-    cut = run_seed(0)
-    assert cut.rules == [FAULT]
-    assert "50 " in cut.breaches[0].text
+        assert done.stdout == run_seed(165).trace + "\n"

@@ -43,7 +43,7 @@ class Asked:
 
     @property
     def is_sure(self) -> bool:
-        """Whether its caller was told what has become of it."""
+        """True if its caller was told what has become of it."""
         return self.ended_us is not None and self.answer != "unknown"
 
     @property
@@ -59,8 +59,8 @@ class State(NamedTuple):
         spec: What it was asked to be, by its number; None: it is not there.
         by: The number of the command that asked for that.
         made: That of the command that has made it, or had, before it ended.
-        is_paused: Whether it is paused.
-        has_ended: Whether it is not there since it has fired as often as it was to.
+        is_paused: True if it is paused.
+        has_ended: True if it is not there since it has fired as often as it was to.
     """
 
     spec: int | None
@@ -148,14 +148,6 @@ class Timeline:
                     break
         return found
 
-    def is_asked(self, since_us: int, until_us: int) -> bool:
-        """Whether a command was under way in a stretch of time, or nobody was told of it then."""
-        return any(
-            one.begun_us <= until_us
-            and (not one.is_sure or (one.ended_us or _NEVER_US) >= since_us)
-            for one in self.asked
-        )
-
     def _edges(self) -> Iterator[tuple[int, int, Asked]]:
         for one in self.asked:
             yield one.begun_us, one.command.number, one
@@ -216,7 +208,7 @@ class Timeline:
             yield _after_done(one, state)
 
     def _meets(self, one: Asked, does: str) -> bool:
-        """Whether another command, of a kind, was under way while one was."""
+        """True if another command, of a kind, was under way while one was."""
         return any(
             other.command.does == does
             and other.begun_us <= self._over_us(one)
@@ -225,7 +217,7 @@ class Timeline:
         )
 
     def _settles(self, one: Asked, other: Asked) -> bool:
-        """Whether nothing comes any more of a command that nobody was told of, once one is done.
+        """True if nothing comes any more of a command that nobody was told of, once one is done.
 
         A schedule that is found to be there already is left as it is, but not removed any more.
         """
@@ -240,7 +232,7 @@ class Timeline:
         return self._case.crash_us.get(one.process, _NEVER_US)
 
     def _may_be_spent(self, one: Asked, state: State) -> bool:
-        """Whether a schedule may have fired as often by now as a command was to let it."""
+        """True if a schedule may have fired as often by now as a command was to let it."""
         history = self._case.history
         count = None if one.command.spec is None else one.command.spec.count
         until_us = history.ended_us if one.ended_us is None else one.ended_us
@@ -275,7 +267,7 @@ def _after_done(one: Asked, state: State) -> State:
 
 
 def _fits(one: Asked, state: State) -> bool:
-    """Whether a command's answer may be given where a schedule is so."""
+    """True if a command's answer may be given where a schedule is so."""
     is_there = state.spec is not None
     if one.command.does == "remove" or not one.is_sure:
         return True

@@ -57,7 +57,7 @@ class Spec:
         every_s: Its interval.
         first_s: Of an interval, when it fires first, from the world's begin on; None: one interval
             after it is made.
-        is_cron: Whether it is a cron: it fires when the seconds are a multiple of the interval.
+        is_cron: True if it is a cron: it fires when the seconds are a multiple of the interval.
         lasts_s: How long its runs last at the most.
     """
 
@@ -118,7 +118,7 @@ class Timetable:
     Args:
         machines: Those of the world; its producers do it.
         active_s: Until when.
-        is_local: Whether it is one machine.
+        is_local: True if it is one machine.
 
     Attributes:
         commands: What is done.
@@ -143,7 +143,7 @@ class Timetable:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """Whether there are schedules in the world of a seed."""
+        """True if there are schedules in the world of a seed."""
         return random.Random(f"plan/schedules/{seed}").random() < SHARE
 
     def weather(self, weather: dict[str, Any]) -> dict[str, Any]:

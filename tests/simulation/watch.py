@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from simulated import Simulation
 from simulated.network import DONE, TWICE, Weather
 
-from shardq.engine.reading.lane import READ_AHEAD_MS
 from shardq.model.ids import RowIds
 from shardq.model.message import moved
 from shardq.model.shard import Layout
@@ -87,7 +86,7 @@ class Watch:
         self._edit_ids = RowIds()
         self._lanes = (0, 0)
         self._rows: Counter[int] = Counter()
-        self._moved_in_need: set[bytes] = set()
+
         self._surplus: set[bytes] = set()
         self._breaks: list[Event] = []
         """What is to befall those who fire next."""
@@ -254,25 +253,12 @@ class Watch:
         settings = json.loads(record.settings)
         return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
 
-    def _on_move(self, asked: Sequence[RowMove]) -> None:
-        moves = asked
+    def _on_move(self, moves: Sequence[RowMove]) -> None:
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
-        self._moved_in_need.update(
-            move.new.id for move in moves if any(self._need_of(move.new.shard, self._sender()))
-        )
 
     def on_firing(self, process: Process) -> None:
         """A process reads the schedules that it is about to fire."""
-
-    def _need_of(self, shard: Shard, process: str) -> tuple[bool, bool]:
-        """Whether a process reads a lane that has no room; whether it is seconds behind with it."""
-        engine = self._engine_of(process)
-        lane = engine.memory.lanes.get(shard.lane) if engine is not None else None
-        if lane is None or engine is None:
-            return False, False
-        until_ms = engine.reader._until_ms(self._scheduler.wall_us() // 1_000)
-        return False, not lane.of_groups and lane.cursor_ms < until_ms - READ_AHEAD_MS
 
     def _engine_of(self, process: str) -> Engine | None:
         consumer, queue = self.consumers.get(process), self.queues.get(process)
@@ -298,7 +284,7 @@ class Watch:
             self._scheduler.at(self.simulation.now_us, partial(_end, why))
 
     def _was_hindered(self, process: Process) -> bool:
-        """Whether a process may have looked long ago: it stood still, or the store was slow."""
+        """True if a process may have looked long ago: it stood still, or the store was slow."""
         since_us = self.simulation.now_us - _HINDERED_US
         troubles = self.history.troubles.get(process.name, [0])
         return troubles[-1] >= since_us or any(
@@ -314,14 +300,8 @@ class Watch:
             row = self.runs.written(
                 row, self.simulation.now_us, self._sender(), is_put_back=is_put_back
             )
-        if row.id in self.history.written:
-            self.history.put_again.setdefault(token_of(row.body), []).append(self.simulation.now_us)
         self.history.written[row.id] = Written(
-            row,
-            self.simulation.now_us,
-            self._here(),
-            sender=self._sender(),
-            in_need=row.id in self._moved_in_need,
+            row, self.simulation.now_us, self._here(), sender=self._sender()
         )
         self._rows[token_of(row.body)] += not is_tried(row)
         if row.since_ms is not None:
@@ -400,7 +380,6 @@ class Watch:
         elif table is MEMBERS and partition == (QUEUE,):
             now_us = self.simulation.now_us
             self._beat_us[key] = now_us
-            self.history.beat_us.setdefault(self._sender(), now_us)
 
     def _on_key(self, name: str, live: str | None, state: str | None) -> None:
         """A command by key is known by the row that it replaces."""

@@ -64,6 +64,7 @@ class World(Registrar):
         super().__init__(plan, keep_trace=keep_trace)
         self._queue: Any = None
         self._lives: dict[str, int] = {}
+        self._is_redriving = False
         self._seals = Seals(plan, self.simulation, self.history)
 
     def run(self) -> History:
@@ -237,7 +238,7 @@ class World(Registrar):
         self.simulation.run(_LEFT_S, lambda: all(processes[name].dead for name in leaving))
 
     def _goes_on(self) -> bool:
-        """Whether anything was handed out of late."""
+        """True if anything was handed out of late."""
         last = self.history.deliveries[-1:]
         return any(one.begun_us > self.simulation.now_us - _GOES_ON_US for one in last)
 
@@ -252,7 +253,7 @@ class World(Registrar):
         )
 
     def _is_over(self) -> bool:
-        """Whether it is drained, or nobody has to look soon at what is left."""
+        """True if it is drained, or nobody has to look soon at what is left."""
         if self._is_drained():
             return True
         is_left = bool(self.simulation.cells.rows(QUEUE)) and not self.plan.is_local
@@ -478,10 +479,7 @@ class World(Registrar):
             purge.ended_us = self.simulation.now_us
             purge.before_us = self._queue.settings.purged_before_us
         elif event.kind == "redrive":
-            try:
-                self._repeat(self._queue.redrive)
-            except KeyTaken:
-                self.history.reached.add("left dead, for its name is taken")
+            self._redrive()
         elif event.kind == "audit":
             if self._repeat(partial(self._look, self._queue)):
                 self.history.reached.add("audited meanwhile")
@@ -492,6 +490,17 @@ class World(Registrar):
                 self.history.reached.add("paused")
             self.simulation.sleep(event.seconds)
             self._repeat(self._queue.resume)
+
+    def _redrive(self) -> None:
+        """Redrive, unless another redrive is under way: they are to run one at a time."""
+        if self._is_redriving:
+            return
+        self._is_redriving = True
+        try:
+            self._repeat(self._queue.redrive)
+        except KeyTaken:
+            self.history.reached.add("left dead, for its name is taken")
+        self._is_redriving = False
 
     def _alter(self, lanes: int) -> None:
         self._queue.alter(lanes=lanes or "auto")
