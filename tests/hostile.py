@@ -77,12 +77,12 @@ hostile_value = st.one_of(
 
 
 def is_sayable(name: str) -> bool:
-    """Whether a text can be the name of something."""
+    """True if a text can be the name of something."""
     return 0 < len(name) <= 256 and is_printable(name)
 
 
 def is_clear(text: str) -> bool:
-    """Whether an error is a sentence: printable, in one line, not endless, with its stop."""
+    """True if an error is a sentence: printable, in one line, not endless, with its stop."""
     return text.isprintable() and 10 < len(text) < 700 and text.endswith(".")
 
 

@@ -62,7 +62,7 @@ class Shell:
 
         Args:
             redirected: What a shell is told to do with its streams, `>&-` say.
-            unbuffered: Whether Python is told to write at once.
+            unbuffered: True if Python is told to write at once.
         """
         words = [sys.executable, "-m", "shardq", *arguments]
         if redirected:
@@ -89,7 +89,7 @@ class Shell:
         """Start a command in a forked process.
 
         Args:
-            unbuffered: Whether Python is told to write at once.
+            unbuffered: True if Python is told to write at once.
             before: Code that is run first.
             streams: As for `Process`.
         """

@@ -96,8 +96,8 @@ class Supervised:
         directory: Where it runs.
         script: What each of its processes runs, after `CHILD`.
         constants: Of its module, set before it begins.
-        inherits: Whether it has what its children leave, as process 1 of a container; on Linux.
-        ignores: Whether SIGHUP is ignored, as `nohup` lets it be.
+        inherits: True if it has what its children leave, as process 1 of a container; on Linux.
+        ignores: True if SIGHUP is ignored, as `nohup` lets it be.
         stdin: Its stdin.
         settings: Its own; a deadline of 30 s unless given.
     """
@@ -202,7 +202,7 @@ def wait_until_gone(process: int) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether it is there, and no zombie that its parent has not asked for."""
+    """True if it is there, and no zombie that its parent has not asked for."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

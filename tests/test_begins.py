@@ -16,7 +16,7 @@ from keyed_rows import Names
 import shardq
 from shardq import Consumer, Message, Queue, Retry
 from shardq.records.keyrow import Does, live_of
-from shardq.records.standing import Is, Standing
+from shardq.records.standing import Is
 from shardq.stores.tables import KEYS, Change
 from shardq.testing import Recorder, Stage
 
@@ -73,18 +73,6 @@ def test_messages_without_keys_ask_for_none(stage: Stage) -> None:
     assert len(seen) == 20
     assert not any(seen.messages[0].is_cancelled for _ in range(2))
     assert not [verb for verb in stage.faults.calls if verb.endswith((" keys", " places"))]
-
-
-def test_while_it_runs_its_key_says_so(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    names = Names(queue)
-    row = names.put("order-7")
-    states: list[Standing] = []
-    consumer = Consumer(stage.connect().queue("mail"), lambda _: states.append(names.of("order-7")))
-    stage.drain(queue, consumer)
-    [found] = states
-    assert (found.state, found.key.does) == (Is.RUNNING, Does.BEGUN)
-    assert found.key.place == row.position
 
 
 # Cancelled ----------------------------------------------------------------------------------------
@@ -288,23 +276,6 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
         queue.drop()
 
 
-def test_handler_threads_begin_together(queue: Queue) -> None:
-    names = Names(queue)
-    wanted = names.put_many(400)
-    seen: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def handle(message: Message) -> None:
-        with lock:
-            seen[message.text] += 1
-
-    before = queue._home.store.counters["lwt"]
-    Consumer(queue, handle, threads=4).run(until_empty=True)
-    assert seen == dict.fromkeys(wanted, 1)
-    # One by one they would be 400 for the begins alone; ends are as many, and leases.
-    assert queue._home.store.counters["lwt"] - before < 400
-
-
 def test_what_is_cancelled_while_threads_run_has_run_or_never_does(queue: Queue) -> None:
     names = Names(queue)
     rows = [names.row(f"order-{n}", delay_ms=500 + 3 * n, lane=n % 4 * 3) for n in range(200)]
@@ -334,30 +305,6 @@ def test_what_is_cancelled_while_threads_run_has_run_or_never_does(queue: Queue)
     assert seen == {f"order-{n}": 1 for n in range(200) if f"order-{n}" not in done}
     assert not any(asked.values())
     assert done
-
-
-def test_half_are_cancelled_while_three_consumers_run(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=4)
-    names = Names(queue)
-    rows = [names.row(f"order-{n}", delay_ms=300 + n * 5, lane=n % 4) for n in range(400)]
-    assert names.keys.write([names.keys.put(row) for row in rows]) == {}
-    done: dict[str, Is] = {}
-    runs = [Recorder(stage.clock) for _ in range(3)]
-    consumers = [Consumer(stage.connect().queue("mail"), one) for one in runs]
-    for n in range(0, 400, 2):
-        if n % 20 == 0:
-            stage.drive(*consumers, seconds=0.1)
-        name = f"order-{n}"
-        if not names.of(name).state.is_absent:
-            done[name] = names.cancel(name, deletes=n % 4 == 0)
-    stage.drain(queue, *consumers)
-    ran = Counter(text for one in runs for text in one.texts)
-    assert len([name for name, state in done.items() if state is Is.WAITING]) > 50
-    assert all(count == 1 for count in ran.values())
-    for n in range(400):
-        name = f"order-{n}"
-        was_cancelled = done.get(name) in {Is.WAITING, Is.PENDING}
-        assert ran[name] == (0 if was_cancelled else 1)
 
 
 # Given back ---------------------------------------------------------------------------------------

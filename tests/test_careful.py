@@ -81,22 +81,6 @@ def test_what_comes_due_after_an_unclean_take_over_is_handed_out_without_a_recor
     assert stage.is_empty(queue)
 
 
-def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for n in range(20):
-        queue.put(f"{n}")
-    die(stage, queue)
-    other = stage.connect().queue("mail")
-
-    def handle(_message: Message) -> None:
-        assert len(queue.peek(100)) == 21 - len(seen)
-
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(other, seen))
-    assert len(seen) == 20
-    assert attempts_of(seen) == [1] * 20
-
-
 def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     sent = [queue.put(f"{n}") for n in range(3)]
@@ -250,24 +234,6 @@ def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_o
     assert attempts_of(seen) == [2]
 
 
-def test_a_lease_that_is_nearly_over_records_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    queue.put("a")
-    die(stage, queue)
-    seen = Recorder(stage.clock)
-    consumer = Consumer(stage.connect().queue("mail"), seen)
-    engine = consumer._engine
-    read(stage, consumer, rows=1)
-    [lease] = engine.leases.held()
-    stage.clock.advance((lease.deadline_us - stage.clock.boot_us()) / 1e6 - 1.5)
-    one = engine.ready.take()
-    assert one is not None
-    consumer._deliver(one)
-    assert "edit" not in stage.faults.calls
-    stage.drain(queue, consumer)
-    assert attempts_of(seen) == [1]
-
-
 def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     stage: Stage,
 ) -> None:
@@ -321,22 +287,3 @@ def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
         consumer._deliver(one)
     assert stage.faults.calls["edit"] == 20
     assert stage.faults.calls["find"] - before == looks
-
-
-@pytest.mark.parametrize("is_spent", [False, True])
-def test_who_stops_does_not_wait_for_what_ended_before_it_was_looked_at(
-    stage: Stage, *, is_spent: bool
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1, attempts=1)
-    queue.put("a")
-    for _ in range(1 + is_spent):
-        die(stage, queue)
-    consumer = Consumer(queue, Recorder(stage.clock))
-    read(stage, consumer, rows=1)
-    one = consumer._engine.ready.take()
-    assert one is not None
-    assert one.careful
-    if not is_spent:
-        one.begun_us = one.lease.deadline_us
-    consumer._deliver(one)
-    assert not consumer._engine.outbox.unended

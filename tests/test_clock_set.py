@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardq import Message, Queue
+    from shardq import Queue
 
 DAY = 86_400
 YEARS = 365 * DAY
@@ -122,19 +122,6 @@ def test_what_was_put_before_is_as_early_as_the_clock_was_set_forward(stage: Sta
     assert "before" in seen.texts
 
 
-def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage, queue: Queue) -> None:
-    consumer, seen = reading(stage, queue, threads=1)
-    queue.put_many([b"x"] * 3)
-    consumer._engine.step()
-    assert len(consumer._engine.ready) == 3
-    stage.clock.set(-600)
-    stage.drive(consumer, seconds=599, stride=0.5)
-    assert not seen
-    stage.drive(consumer, seconds=2)
-    assert len(seen) == 3
-    assert min(seen.late_ms) >= 0
-
-
 def test_what_a_read_finds_that_the_clock_was_set_back_in_keeps_its_due(stage: Stage) -> None:
     queue, other = (stage.connect().queue("mail", minute="1s", offset="1s") for _ in range(2))
     consumer, seen = reading(stage, queue, threads=1)
@@ -213,16 +200,6 @@ def test_nothing_hides_before_the_minute_in_which_its_queue_was_made(stage: Stag
     assert seen.texts == ["after"]
 
 
-def test_a_clock_that_is_set_twice_before_anybody_looks_loses_nothing(stage: Stage) -> None:
-    queue, consumer, seen = worked(stage, stage.connect())
-    stage.clock.set(-600)
-    queue.put("meanwhile")
-    stage.clock.set(600)
-    queue.put("now")
-    stage.drive(consumer, seconds=1)
-    assert seen.texts[30:] == ["meanwhile", "now"]
-
-
 def test_a_row_that_a_stopped_process_wrote_behind_a_seal_is_found_at_once(stage: Stage) -> None:
     queue, consumer, seen = worked(stage, stage.connect())
     other = stage.connect().queue("mail")
@@ -262,52 +239,6 @@ def test_what_killed_its_process_by_the_old_clock_is_recorded_before_it_kills_th
     assert run_until_crash(stage, second, seconds=40)
     [message] = queue.peek()
     assert message.attempt == 1
-
-
-def test_members_that_both_live_through_the_step_share_on(stage: Stage) -> None:
-    queue, first, seen = worked(stage, stage.connect())
-    second, others = reading(stage, stage.connect().queue("mail"), threads=1)
-    stage.drive(first, second, seconds=10)
-    for by in (-600, 300, -90):
-        stage.clock.set(by)
-        for n in range(40):
-            queue.put(f"{by} {n}", delay=f"{n}s")
-        stage.drive(first, second, seconds=45, stride=0.1)
-    assert len(seen) + len(others) == 30 + 120
-    assert min(others.late_ms + seen.late_ms) >= 0
-    assert max(others.late_ms + seen.late_ms) <= LATE_MS_MAX
-
-
-def test_groups_stay_in_order_through_a_step(stage: Stage) -> None:
-    queue, consumer, seen = worked(stage, stage.connect())
-    for n in range(5):
-        queue.put(f"a{n}", delay="3s", group="a")
-    stage.drive(consumer, seconds=2)
-    stage.clock.set(-100)
-    for n in range(5):
-        queue.put(f"b{n}", delay=f"{n}s", group="b")
-    stage.drive(consumer, seconds=120, stride=0.1)
-    assert seen.texts[30:] == [f"b{n}" for n in range(5)] + [f"a{n}" for n in range(5)]
-
-
-def test_a_caller_of_receive_is_given_what_is_put_after_the_step(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("before")
-    (message,) = queue.receive()
-    queue.ack(message)
-    stage.clock.set(-600)
-    stage.connect().queue("mail").put("after")
-    assert [message.text for message in queue.receive(wait="1s")] == ["after"]
-
-
-def test_a_store_in_trouble_when_the_step_is_noticed_loses_nothing(stage: Stage) -> None:
-    _, consumer, seen = worked(stage, stage.connect())
-    stage.clock.set(-600)
-    stage.connect().queue("mail").put("after")
-    stage.faults.fail("records queues")
-    stage.faults.fail("notes lanes")
-    stage.drive(consumer, seconds=2)
-    assert seen.texts[30:] == ["after"]
 
 
 # Years --------------------------------------------------------------------------------------------
@@ -434,21 +365,6 @@ def test_what_is_due_is_counted_and_lags_whatever_the_seals_say(
         assert queue.depth(exact=True).ready == 1
         assert [message.text for message in queue.peek()] == ["after"]
         assert observer.look()[0].lag_ms >= seconds * 1_000
-
-
-def test_a_message_that_runs_through_a_step_is_settled_where_it_is(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    steps = iter((-600, 600, 7_200))
-
-    def act(_message: Message) -> None:
-        stage.clock.set(next(steps))
-
-    consumer = Consumer(queue, act, threads=1)
-    for _ in range(3):
-        queue.put("x")
-        stage.drive(consumer, seconds=1)
-    assert stage.is_empty(queue)
-    assert queue.audit().is_even
 
 
 @pytest.mark.parametrize("minute", ["60s", "1s", "1h"])

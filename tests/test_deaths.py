@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from crashing import crash, run_until_crash
 
-from shardq import Bury, Consumer, Message, Queue
+from shardq import Bury, Consumer, Message
 from shardq.engine.storing import deaths
 from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
@@ -379,12 +379,3 @@ def test_more_deaths_than_memory_is_for_are_counted_and_none_is_lost(
     assert (len(dead), counted, queue.dead.depth().ready) == (5, 15, 20)
     # Said when it begins, too: an on_dead that hangs would keep what is counted to itself.
     assert sum("too many dead messages wait for on_dead" in text for text in caplog.messages) == 1
-
-
-def test_a_forked_child_has_on_dead_too(queue: Queue) -> None:
-    consumer = Consumer(queue, fail, on_dead=bury)
-    before = consumer._deaths
-    consumer._begin_child()
-    assert consumer._deaths is not None
-    assert consumer._deaths is not before
-    assert consumer._engine._on_dead == consumer._note_dead

@@ -415,22 +415,6 @@ def test_a_cancel_by_key_reaches_what_is_held_and_its_failure_is_no_retry(busy: 
     assert queue.totals().cancelled == 1
 
 
-def test_a_key_is_free_once_what_is_held_has_ended(busy: Stage) -> None:
-    queue = busy.connect().queue("mail", lanes=1)
-    queue.put("x", key="order-7")
-    consumer = Holding(queue)
-    with busy.ticking():
-        consumer.start()
-        [ending] = consumer.wait_for(1)
-        ending.end(None)
-        consumer.wait_until(lambda: busy.is_empty(queue))
-        queue.put("y", key="order-7")
-        *_, ending = consumer.wait_for(2)
-        ending.end(None)
-        consumer.end()
-    assert [message.text for message in consumer.messages] == ["x", "y"]
-
-
 class Judging(Holding):
     """One that decides by the message what an error comes to."""
 

@@ -18,7 +18,6 @@ from sqlite_file import CHILD_SECONDS_MAX
 import shardq
 from shardq import Answer, Consumer, Message, Queue
 from shardq.errors import KeyTaken, StoreRefused, StoreTimeout
-from shardq.records.keyrow import Does
 from shardq.records.standing import Is, Standing, StartRefusal, View, refusal_of
 from shardq.testing import Recorder, Stage
 
@@ -315,22 +314,6 @@ def test_a_put_that_crashed_before_its_row_leaves_the_name_to_the_message_that_r
     assert received(apart, queue, 3.5) == []
     assert received(apart, queue, 3) == ["first"]
     assert standing(queue, "doc-1").state is Is.RUNNING
-
-
-def test_after_such_a_crash_the_next_debounce_follows_and_others_find_what_runs(
-    apart: Stage,
-) -> None:
-    queue = apart.connect().queue("mail")
-    taken = runs(queue)
-    follow(Names(queue), is_written=False)
-    apart.clock.advance(PATIENCE_S + 0.1)
-    found = standing(queue, "doc-1")
-    assert (found.state, found.key.does) == (Is.RUNNING, Does.BEGUN)
-    assert queue.put("x", key="doc-1").id == taken.id
-    debounce(queue, "third")
-    assert received(apart, queue, 5) == []
-    queue.ack(taken)
-    assert received(apart, queue) == ["third"]
 
 
 def test_a_late_row_of_such_a_put_never_begins_and_its_putter_is_told(apart: Stage) -> None:

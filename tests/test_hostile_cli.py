@@ -87,7 +87,7 @@ def terminal(
 
 
 def check(ended: Ended) -> None:
-    """Whether a command ended as the help says it may."""
+    """True if a command ended as the help says it may."""
     assert ended.code in set(Exit), ended
     assert "Traceback" not in ended.err
     assert SECRET not in ended.out + ended.err

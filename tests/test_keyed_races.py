@@ -86,7 +86,7 @@ def test_a_command_that_others_outrun_each_time_says_so(stage: Stage) -> None:
 
 
 def replaced(queue: Queue) -> bool:
-    """Whether a put that takes the place of another is done."""
+    """True if a put that takes the place of another is done."""
     return queue.put("y", key="order-7", on_conflict="replace").text == "y"
 
 

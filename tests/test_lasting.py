@@ -9,7 +9,7 @@ import pytest
 from worlds import World, on_each_store
 
 from shardq import Consumer, Message, Retry, aio
-from shardq.errors import BadReceipt, StaleReceipt, StoreError, StoreTimeout, StoreUnavailable
+from shardq.errors import BadReceipt, StaleReceipt, StoreError, StoreTimeout
 from shardq.model.key import BUCKETS
 from shardq.stores.tables import PLACES
 from shardq.testing import Recorder, Stage
@@ -329,15 +329,7 @@ def test_extending_to_now_keeps_the_attempt(stage: Stage, group: str | None) -> 
     assert [dead.id for dead in queue.dead.peek()] == [first.id]
 
 
-def test_a_delivery_of_a_second_can_be_acked_to_its_end(stage: Stage, queue: Queue) -> None:
-    queue.put("x")
-    [message] = queue.receive(visibility="1s", wait="1s")
-    stage.clock.advance(0.99)
-    queue.ack(message)
-    assert stage.is_empty(queue)
-
-
-@pytest.mark.parametrize("verb", ["delete", "erase places"])
+@pytest.mark.parametrize("verb", ["notes places", "delete", "erase places"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_an_ack_that_failed_succeeds_only_once_its_message_has_ended(
     stage: Stage, queue: Queue, verb: str, applied: bool
@@ -364,16 +356,4 @@ def test_check_all_erases_a_note_whose_message_has_ended(stage: Stage, queue: Qu
     queue.check_all()
     assert notes(queue) == 1
     queue.ack(lives, redelivered=True)
-    assert stage.is_empty(queue)
-
-
-def test_a_store_that_fails_has_ended_nothing(stage: Stage, queue: Queue) -> None:
-    queue.put("x")
-    message = received(queue)
-    queue.extend(message, "1h")
-    stage.faults.fail("notes places")
-    with pytest.raises(StoreUnavailable):
-        queue.ack(message, redelivered=True)
-    assert not stage.is_empty(queue)
-    queue.ack(message, redelivered=True)
     assert stage.is_empty(queue)

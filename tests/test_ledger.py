@@ -14,7 +14,7 @@ from shardq.errors import StoreFull, StoreRefused, StoreTimeout, StoreUnavailabl
 from shardq.model.ids import RowIds, birth_us, row_ids
 from shardq.model.message import Row, moved
 from shardq.model.times import moment_of
-from shardq.records.ledger import End, Ledger, entry_of
+from shardq.records.ledger import entry_of
 from shardq.stores.store import Entry, Mark, RowMove
 from shardq.testing import Recorder, Stage
 
@@ -165,18 +165,6 @@ def test_an_attempt_that_a_receipt_fails_is_recorded_without_its_begin(stage: St
         (2, None, None, "retried without a reason"),
     ]
     assert [one.ended for one in record.failed] < [record.ended] * 3
-
-
-def test_a_queue_without_a_history_records_no_attempts() -> None:
-    with Stage(history="off") as stage:
-        queue = stage.connect().queue("mail", attempts=2)
-        queue.put("a")
-
-        def fail(_message: Message) -> None:
-            raise ConnectionError
-
-        stage.drain(queue, Consumer(queue, fail))
-        assert "record" not in stage.faults.calls
 
 
 def test_ends_by_receipt_are_recorded(stage: Stage) -> None:
@@ -487,32 +475,6 @@ def test_a_timer_that_was_cancelled_is_not_delivered_where_its_row_was_left(stag
     assert stage.is_empty(queue)
 
 
-def test_a_message_that_was_left_after_its_ack_and_then_retried_is_not_delivered(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail")
-    queue.put("a")
-    [message] = queue.receive(visibility="30s", wait="1s")
-    stage.faults.fail("delete")
-    with pytest.raises(StoreTimeout):
-        queue.ack(message)
-    queue.retry(message, delay="1s")
-    seen = Recorder(stage.clock)
-    stage.drive(Consumer(queue, seen), seconds=30, stride=0.2)
-    assert seen.texts == []
-    assert stage.is_empty(queue)
-
-
-def test_of_a_message_that_ended_each_copy_is_known(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    row = queue.put("a", delay="1h")._row
-    copy = moved(row, row.shard, row.due_ms + 1, row_ids.next(0), attempt=0, claim=None)
-    ledger = Ledger(stage._store, stage.clock, queue._home.register, "me")
-    assert ledger.finished([row, copy]) == set()
-    ledger.end([copy], End.ACKED, [1])
-    assert ledger.finished([row, copy]) == {row.id, copy.id}
-
-
 def test_what_a_crashed_consumer_acked_does_not_come_back_to_one_of_its_name(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put_many(f"{n}" for n in range(5))
@@ -600,13 +562,6 @@ def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) 
 
 
 # The setting --------------------------------------------------------------------------------------
-
-
-def test_no_history_is_kept_unless_it_is_asked_for() -> None:
-    with Stage(history="off") as stage:
-        queue = stage.connect().queue("mail")
-        assert queue.settings.history_ms == 0
-        assert queue.dead.settings.history_ms == 0
 
 
 def test_the_dead_letter_queue_keeps_its_history_as_long(stage: Stage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import string
 from dataclasses import replace
 
@@ -75,15 +74,6 @@ def test_a_receipt_with_any_bit_flipped_is_bad(receipt: Receipt, data: st.DataOb
 
 
 @given(receipts, st.data())
-def test_a_receipt_with_any_character_changed_is_bad(receipt: Receipt, data: st.DataObject) -> None:
-    token = token_of(receipt)
-    place = data.draw(st.sampled_from([0, len(token) // 2, len(token) - 1]))
-    other = data.draw(st.sampled_from(sorted(ALPHABET - {token[place]})))
-    with pytest.raises(BadReceipt):
-        SIGNER.read(token[:place] + other + token[place + 1 :])
-
-
-@given(receipts, st.data())
 def test_a_receipt_cut_or_padded_is_bad(receipt: Receipt, data: st.DataObject) -> None:
     token = token_of(receipt)
     cut = token[: data.draw(st.integers(0, len(token) - 1))]
@@ -91,15 +81,6 @@ def test_a_receipt_cut_or_padded_is_bad(receipt: Receipt, data: st.DataObject) -
     for bad in (cut, more, " " + token, token + token):
         with pytest.raises(BadReceipt):
             SIGNER.read(bad)
-
-
-@given(receipts)
-def test_a_receipt_in_the_other_base64_alphabet_is_bad(receipt: Receipt) -> None:
-    token = token_of(receipt)
-    other = token.replace("-", "+").replace("_", "/")
-    if other != token:
-        with pytest.raises(BadReceipt):
-            SIGNER.read(other)
 
 
 @given(receipts)
@@ -116,12 +97,6 @@ def test_a_queue_name_cannot_be_stretched_into_anothers_signature() -> None:
     assert token_of(receipt) != token_of(receipt, longer)
 
 
-@given(st.one_of(st.none(), st.integers(), st.binary(), st.text(), st.just("A" * 80)))
-def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
-    with pytest.raises(BadReceipt):
-        SIGNER.read(token)
-
-
 @pytest.mark.parametrize(
     ("token", "said"),
     [
@@ -136,12 +111,6 @@ def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
 def test_what_has_not_the_size_of_a_receipt_is_told_by_its_size(token: object, said: str) -> None:
     with pytest.raises(BadReceipt, match=said):
         SIGNER.read(token)
-
-
-@given(st.binary(min_size=60, max_size=60))
-def test_a_forged_receipt_of_the_right_size_is_bad(raw: bytes) -> None:
-    with pytest.raises(BadReceipt):
-        SIGNER.read(base64.urlsafe_b64encode(raw).decode())
 
 
 def row_of(**given: object) -> Row:

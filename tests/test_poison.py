@@ -14,48 +14,6 @@ REASON = "out of attempts: its consumer died, or its time ran out"
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_message_that_kills_its_process_kills_as_many_as_it_has_attempts_and_one_more(
-    attempts: int, local: bool
-) -> None:
-    told: list[int] = []
-    dead: list[Message] = []
-    with Simulation(7, local=local) as simulation:
-
-        def die(process: Process, message: Message) -> None:
-            told.append(message.attempt)
-            simulation.crash(process)
-            raise Killed
-
-        def consume(process: Process) -> None:
-            db = Connection(simulation.store(process), clock.SystemClock(0))
-            queue = db.queue("mail", lanes=1, attempts=attempts, history="off")
-            consumer = Consumer(
-                queue, lambda message: die(process, message), threads=2, on_dead=dead.append
-            )
-            consumer.start()
-
-        def put(process: Process) -> None:
-            with Connection(simulation.store(process), clock.SystemClock(0)) as db:
-                db.queue("mail", lanes=1, attempts=attempts, history="off").put("a")
-
-        producer = simulation.process("producer")
-        simulation.spawn(producer, lambda: put(producer))
-        simulation.run(5)
-        # A supervisor starts another whenever one has died.
-        for turn in range(attempts + 5):
-            process = simulation.process(f"consumer {turn}")
-            simulation.spawn(process, lambda process=process: consume(process))
-            if not simulation.run(60, until=lambda process=process: process.dead):
-                break
-        assert len(told) == attempts + 1
-        # The first was recorded nowhere, so the second is told of none before it.
-        assert told == [1, *range(1, attempts + 1)]
-        assert [message.headers["shardq-reason"] for message in dead] == [REASON]
-        assert dead[0].attempt == attempts
-
-
-@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
 @pytest.mark.parametrize("place", [0, 4, 9])
 def test_what_begins_beside_a_message_that_kills_its_process_does_not_die_with_it(
     place: int, local: bool

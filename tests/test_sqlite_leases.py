@@ -68,7 +68,7 @@ def ahead_ms(store: SqliteStore) -> int:
 
 
 def is_there(store: SqliteStore) -> bool:
-    """Whether both are in force; they never differ."""
+    """True if both are in force; they never differ."""
     state = store.lease_states([SHARD])[SHARD]._replace(ahead_ms=0)
     members = store.notes(MEMBERS, ("mail",))
     taken = store.take({SHARD: "m"}, lock="other", holder="n", window=5, ttl_ms=TTL_MS)[SHARD]

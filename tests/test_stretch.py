@@ -15,7 +15,7 @@ HOUR_US = 3_600_000_000
 
 
 def holds(stretch: Stretch, due_ms: int, row_id: bytes) -> bool:
-    """Whether a row is in it, as the server would say."""
+    """True if a row is in it, as the server would say."""
     after, until = (-1, b""), (1 << 63, b"")
     place = due_ms, order_key(row_id)
     if stretch.after_id is not None:

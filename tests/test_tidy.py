@@ -142,7 +142,7 @@ def module_of(path: Path) -> str:
 
 
 def is_forked(path: Path) -> bool:
-    """Whether users' programs, which may fork, have what is in a module."""
+    """True if users' programs, which may fork, have what is in a module."""
     return floor_of(module_of(path)) <= floor_of("shardq.connection")
 
 

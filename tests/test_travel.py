@@ -214,19 +214,6 @@ def test_a_consumer_of_ended_minutes_gets_them_when_they_have_ended(sandbox: San
     assert timedelta(minutes=63) <= since < timedelta(minutes=64)
 
 
-def test_on_dead_is_told_on_the_way(sandbox: Sandbox) -> None:
-    def act(message: Message) -> None:
-        raise shardq.Bury("no such address")
-
-    died = list[datetime]()
-    queue = sandbox.queue("mail")
-    sandbox.add(Consumer(queue, act, on_dead=lambda _: died.append(sandbox.now)))
-    queue.put("a", delay="1h")
-    sandbox.raises = "nothing"
-    sandbox.travel("1d")
-    assert died == [START + timedelta(hours=1)]
-
-
 def test_a_put_of_a_priority_that_was_not_used_before_runs_at_once(sandbox: Sandbox) -> None:
     queue, seen = consumed(sandbox, None, bands=3)
     queue.put("first")
@@ -235,14 +222,6 @@ def test_a_put_of_a_priority_that_was_not_used_before_runs_at_once(sandbox: Sand
     queue.put("next", priority=1)
     sandbox.run_due()
     assert [text for text, _ in seen.all] == ["first", "next", "last"]
-
-
-def test_much_that_is_due_at_once_runs_at_once(sandbox: Sandbox) -> None:
-    queue, seen = consumed(sandbox)
-    queue.put_many(f"{n}" for n in range(5_000))
-    assert sandbox.run_due() == 5_000
-    assert [text for text, _ in seen.all] == [f"{n}" for n in range(5_000)]
-    assert sandbox.now == START
 
 
 def test_time_that_a_job_takes_passes_for_all_and_nothing_is_lost(
@@ -431,14 +410,3 @@ def test_schedules_that_an_app_declares_fire_those_declared_later_too() -> None:
         app.every("1h", sync.of("hourly"), name="hourly")
         assert made.travel("1h") == 5
         assert made.assert_put(sync, what="hourly").due == START + timedelta(hours=2)
-
-
-def test_a_schedule_is_paused_and_goes_on_in_a_journey(sandbox: Sandbox) -> None:
-    queue, seen = consumed(sandbox)
-    schedule = queue.every("1h", b"tick", name="hourly")
-    sandbox.travel("2h")
-    schedule.pause()
-    assert sandbox.travel("30d") == 0
-    schedule.resume()
-    assert sandbox.travel("1h") >= 1
-    assert len(seen.all) >= 3

@@ -1,4 +1,4 @@
-"""The worlds in which the model is tried, and what it knows of messages and processes."""
+"""Places where a test can run: in memory, in a file, on Cassandra; each a store and a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import secrets
 import tempfile
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,52 +24,11 @@ from shardq.testing import ManualClock, Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq import Consumer, Queue
     from shardq.clock import Clock
     from shardq.stores.store import Store
 
 on_each_store = pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
 """For a test of what depends on the store: the others are run on Cassandra by night alone."""
-
-
-@dataclass
-class Kept:
-    """What the model knows of a message.
-
-    Attributes:
-        state: `waiting`, `claimed` by a caller of receive, `acking` (its ack is under way), `dead`
-            or `gone`.
-        due_ms: When it next needs attention; of a grouped one that waits, not before then.
-        order: Its place in its group.
-        attempt: Deliveries counted.
-        headed: Whether it was delivered once: then its group waits for it, wherever it is.
-    """
-
-    body: str
-    priority: int
-    group: str | None
-    due_ms: int
-    stored_ms: int
-    state: str = "waiting"
-    attempt: int = 0
-    order: tuple[int, bytes] = (0, b"")
-    headed: bool = False
-    is_purged: bool = False
-    holder: Process | None = None
-
-    @property
-    def is_live(self) -> bool:
-        return self.state in {"waiting", "claimed", "acking"}
-
-
-@dataclass(eq=False)
-class Process:
-    """A process with the queue open, perhaps with a consumer."""
-
-    db: Connection
-    queue: Queue
-    consumer: Consumer | None = None
-    paused_ms: int = -1
 
 
 # Worlds -------------------------------------------------------------------------------------------
@@ -81,7 +39,7 @@ class World:
 
     clock: Clock
     is_real = False
-    """Whether time passes by itself, and has to be waited for."""
+    """True if time passes by itself, and has to be waited for."""
 
     def connect(self) -> Connection:
         raise NotImplementedError
@@ -113,7 +71,7 @@ class InFile(World):
 
     def __init__(self) -> None:
         self.clock = self.hands = ManualClock()
-        self.folder = tempfile.TemporaryDirectory(prefix="shardq-model-")
+        self.folder = tempfile.TemporaryDirectory(prefix="shardq-world-")
         self.stores: list[SqliteStore] = []
 
     def connect(self) -> Connection:

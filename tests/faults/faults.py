@@ -36,9 +36,9 @@ class Fault:
 
     Attributes:
         act: Plays it.
-        needs_root: Whether that takes root.
-        is_aside: Whether the nodes are left alone, so that others can be played beside it.
-        in_gate: Whether it is played before each change lands.
+        needs_root: True if that takes root.
+        is_aside: True if the nodes are left alone, so that others can be played beside it.
+        in_gate: True if it is played before each change lands.
     """
 
     act: Act

@@ -187,7 +187,7 @@ class Nodes:
             filler.unlink()
 
     def is_up(self, number: int) -> bool:
-        """Whether a node lives and answers clients."""
+        """True if a node lives and answers clients."""
         there = node.status(self.directory)
         return there is not None and there.nodes[number - 1].state == "up"
 

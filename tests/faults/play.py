@@ -136,7 +136,7 @@ class Play:
             producers: How many there are.
             callers: How many of them `receive`.
             threads: Threads of each consumer.
-            plain: Whether all messages are acked, whatever their bodies ask for.
+            plain: True if all messages are acked, whatever their bodies ask for.
             settings: The queue's.
         """
         # One that a play which failed has left dead is not this one's fault.
@@ -233,7 +233,7 @@ class Play:
 
         Args:
             cause: In words.
-            endured: Whether the queue is to go on meanwhile.
+            endured: True if the queue is to go on meanwhile.
             kind: What it is.
             grace_s: For zombies: how long tombstones are kept.
         """
@@ -296,8 +296,8 @@ class Play:
         """Wait until all has been delivered, and stop the consumers.
 
         Args:
-            left: Whether rows may be left, which only sweeps of sealed shards find.
-            checked: Whether what is left is looked for as `shardq check --all` does.
+            left: True if rows may be left, which only sweeps of sealed shards find.
+            checked: True if what is left is looked for as `shardq check --all` does.
         """
         self.end_load()
         if self.size.overlaps:
@@ -363,7 +363,7 @@ class Play:
         """The end, at which nothing may be lost, early, left, or twice without a cause.
 
         Args:
-            left: Whether rows may be left, which only sweeps of sealed shards find.
+            left: True if rows may be left, which only sweeps of sealed shards find.
         """
         if self._puts is None:
             self.drain(left=left)
@@ -533,5 +533,5 @@ def _letter(dead: shardq.Message) -> Letter:
 
 
 def _overlap(at_us: int, trouble: Trouble) -> bool:
-    """Whether something was begun in a trouble, or less than a second before it."""
+    """True if something was begun in a trouble, or less than a second before it."""
     return trouble.from_us - 1_000_000 <= at_us <= trouble.until_us

@@ -18,9 +18,9 @@ class Size:
         trouble_s: How long trouble lasts, where it can be chosen.
         acts: How many troubles are mixed.
         together: So many plays that leave the nodes alone go on side by side.
-        overlaps: Whether a play begins while the one before it drains.
+        overlaps: True if a play begins while the one before it drains.
         quiet_s: How long nothing may come before what is missing is lost.
-        is_plain: Whether messages are only acked, and judged by what is lost, early or there twice
+        is_plain: True if messages are only acked, and judged by what is lost, early or there twice
             without a cause: by nothing that hangs on how fast the machine is.
     """
 
