@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from shardq import Consumer, Message, Queue, Snooze
+from shardq import Consumer, Message, Queue, Retry, Snooze
 from shardq.engine.handing.delivery import Delivery
-from shardq.engine.handing.outcome import ACKED
+from shardq.engine.handing.outcome import ACKED, Discard
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
@@ -400,3 +400,27 @@ def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     stage.clock.advance(1.1)
     consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
+
+
+def test_a_row_that_moved_in_a_flush_that_failed_is_not_delivered_after_others_settled_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=100, history="1d")
+
+    def handle(message: Message) -> None:
+        if message.text == "again" and len(seen.texts) < 20:
+            raise Retry("300ms")
+        if message.text == "useless":
+            # Its deletion is the last part of a flush.
+            raise Discard("sold")
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    queue.put("again")
+    queue.put("useless")
+    stage.faults.fail("delete", times=12)
+    stage.drive(consumer, seconds=30)
+    attempts = [message.attempt for message in seen.messages if message.text == "again"]
+    assert attempts == list(range(1, len(attempts) + 1))
+    assert len(attempts) > 10

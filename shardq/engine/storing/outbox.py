@@ -285,8 +285,10 @@ class Outbox(Part):
                 wait, at most 1 s: deleted before the poll, they would be tombstones that it reads.
 
         Returns:
-            What has happened since the last return, also in flushes that failed.
+            What has happened since the last return, also in flushes that failed; but of these no
+            rows that moved: reads since then may have found them, and others settled them.
         """
+        self._happened.moved.clear()
         if self._memory.stranded:
             self._move_stranded()
         self._take_back(wait=everything)
