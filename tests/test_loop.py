@@ -92,7 +92,7 @@ class Run:
         return self.ends.wait(name)
 
     def wait_for_slots(self) -> None:
-        """Until all are free, which they are a turn after the last end."""
+        """Wait until no slot is taken. A slot is freed one turn after its coroutine's end."""
         over = threading.Event()
         for _ in range(6_000):
             if not self.loop._in_flight:

@@ -191,11 +191,11 @@ def _may_be_twice(due_us: int, at_us: int, troubles: Sequence[Trouble]) -> bool:
 
 
 def _unseen(from_us: int, until_us: int | None, troubles: Sequence[Trouble]) -> int:
-    """How many attempts of a message that waited then may have been spent unseen.
+    """The most attempts of a waiting message that troubles may have used up, unrecorded.
 
     Args:
-        from_us: When it was due.
-        until_us: When it was delivered, or over; None: not known.
+        from_us: The time at which the message was due.
+        until_us: The time of its delivery or its end; None: unknown.
     """
     count = 0
     for one in troubles:

@@ -151,10 +151,14 @@ class _Client:
             line.close()
 
     async def call(self, action: str, fields: dict[str, Any]) -> tuple[dict[str, Any], int, int]:
-        """Returns the output, how many tries were maybe carried out unseen, and when it was asked.
+        """Call an action, at one server after another, until a server answers.
+
+        Returns:
+            The answer, the number of failed tries that a server may have carried out, and the time
+            of the try that was answered, epoch microseconds.
 
         Raises:
-            ShardqError: If it is refused.
+            ShardqError: If a server refuses the call.
         """
         unseen = 0
         while True:

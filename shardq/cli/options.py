@@ -253,7 +253,7 @@ def command_group(
 
 
 def _completed(made: _C, *, has_store: bool, has_json: bool) -> _C:
-    """Add the last options of a command."""
+    """Add `--store` and `--json` to a command, where the command has them."""
     if has_store:
         store(made)
     if has_json:

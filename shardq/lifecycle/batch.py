@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PutOptions(TypedDict, total=False):
-    """The options of a put, as `Queue.put` describes them: of an item of `put_many` too."""
+    """The options of `Queue.put`, which describes them. An item of `put_many` has the same."""
 
     due: Due | None
     delay: Duration | None

@@ -56,13 +56,13 @@ class _AccountInfo(msgspec.Struct, frozen=True):
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """One of a key's secrets.
+    """One of a key's secrets: random, or derived from the master key.
 
     Attributes:
         generation: 1 for the first, and one more with each rotation.
-        hash: The sha256 of a random one; None of a derived one.
-        master: The fingerprint of the master key that a derived one follows from.
-        until_ms: When it ends, epoch milliseconds; 0: with the key.
+        hash: The sha256 of a random secret; None for a derived secret.
+        master: The fingerprint of the master key behind a derived secret; empty for a random one.
+        until_ms: The secret's end, epoch milliseconds; 0: the secret ends with its key.
     """
 
     generation: int

@@ -229,10 +229,10 @@ class KeyRow:
         return message_in(self.at.id, self.generation)
 
     def noted(self, places: Mapping[tuple[str, str], Position]) -> KeyRow:
-        """The same row, with the places in the notes of its messages.
+        """This row with the current places of its messages, as the messages' notes tell them.
 
         Args:
-            places: Name and message -> the place in its note.
+            places: (name, message) -> the place that the message's note tells.
         """
         if self.first is None:
             return self

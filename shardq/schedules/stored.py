@@ -303,7 +303,8 @@ class StoredSchedule(NamedTuple):
         after = after._replace(
             fired=self.fired, skipped=after.skipped + 1, previous_ms=self.previous_ms
         )
-        # The job would have been the last of a count.
+        # No next fire time: this job would have reached the schedule's count. The job is skipped
+        # and does not count, so the schedule goes on.
         is_last = after.next_ms is None and not after.is_spent
         return after.aimed(firing.time_ms) if is_last else after
 

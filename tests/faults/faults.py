@@ -123,7 +123,7 @@ def refused_put(queue: shardq.Queue) -> str:
             # Those that are down are not known to be: maybe applied.
             clock.sleep(0.1)
         except StoreUnavailable as error:
-            # Before that, it says of reads that they got no answer.
+            # Until the nodes know, the store reports "gave no answer" for reads: try again.
             if "is not available" in str(error):
                 return str(error)
             clock.sleep(0.1)

@@ -145,7 +145,8 @@ def unswept(case: Case) -> Iterator[Breach]:
             continue
         if row.id in case.unknown_rows or case.crashed(name, at_us, us):
             continue
-        # Back on its feet, the writer looks it up before anything else; a caller was told of it.
+        # Excused: a writer that was held up begins with a look at its late row, and a caller that
+        # was held up while it wrote was told of the late row.
         if case.kept_up(name, us - _REPAIRED_US, us):
             continue
         if case.is_caller(name) and case.kept_up(name, at_us, at_us + _REPAIRED_US):

@@ -123,7 +123,10 @@ class Lane:
         return self.cursor_ms - (self.cursor_id is not None)
 
     def passed_ms(self, now_ms: int, read_ms: int) -> int:
-        """The due that polls have passed; now if the lane is stalled, as no poll comes soon."""
+        """The due up to which acks need not wait for a poll, epoch milliseconds.
+
+        A stalled lane gets no poll soon: `now_ms`. Any other: its cursor, but at least `read_ms`.
+        """
         return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:

@@ -79,8 +79,8 @@ class Deaths:
 
     def tell(self, row: Row) -> None:
         """Have `on_dead` called for a dead message, by its row in the dead-letter queue."""
-        # The plan of the burial has opened this record, so nothing is read here: the burial is
-        # stored, and an error of the store must not prevent its call.
+        # The burial is stored, so `on_dead` must be called even if the store fails now. Nothing is
+        # read here: planning the burial has opened the dead-letter queue's record.
         message = Message(row, 0, self._register.signer_of(row.shard.queue))
         with self._lock:
             has_room = len(self._waiting) < _WAITING_MAX and self._bytes <= _WAITING_BYTES_MAX

@@ -58,7 +58,8 @@ class Told(Struct):
     """The result of a command.
 
     Attributes:
-        answer: `done`; or `running`: a cancel has asked it to stop, and it never runs again.
+        answer: `done`. Or `running`, after a cancel: the run was asked to stop, and no other run
+            of the message follows.
     """
 
     answer: str
