@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 from pooled import busy_at_first
 
 import shardq
-from shardq import Bury, Consumer, Message, Observer, Queue, Retry, Schedule, Snooze, Totals, errors
+from shardq import (
+    Bury,
+    Consumer,
+    Message,
+    Observer,
+    Policies,
+    Queue,
+    Retry,
+    Schedule,
+    Snooze,
+    Totals,
+    errors,
+)
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
 from shardq.testing import Recorder, Stage
 
@@ -166,6 +178,7 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
     public = {getattr(shardq, name) for name in shardq.__all__}
     assert {type(one) for one in told} == {
         Totals,
+        Policies,
         *(one for one in public if is_dataclass(one) and one is not Schedule),
     }
     assert totals.lateness.count == 1

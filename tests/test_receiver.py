@@ -27,6 +27,7 @@ from shardq.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from shardq.model.shard import Position
 from shardq.stores.store import RowMove
 from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
@@ -456,13 +457,14 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     queue = stage.connect().queue("mail", history="1h")
     store = queue._home.store
 
-    def in_steps(moves: Iterable[RowMove]) -> None:
+    def insert_and_delete(moves: Iterable[RowMove], *_marks: object) -> set[Position]:
         # As Cassandra moves what is too large for a batch across partitions.
         made = list(moves)
         store.insert([move.new for move in made])
         store.delete([move.old for move in made])
+        return set()
 
-    store.move = in_steps  # type: ignore[method-assign]
+    store.move = insert_and_delete  # type: ignore[method-assign]
     queue.put_many(["a", "b"])
     stage.faults.fail("delete", times=fails, error=error)
     messages = queue.receive(5, visibility="30s", wait="1s")
@@ -474,6 +476,7 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     assert stage.is_empty(queue)
 
 
+@pytest.mark.usefixtures("in_steps")
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_a_burial_whose_end_was_not_recorded_is_completed_and_leaves_no_copy(
     stage: Stage, fails: int
