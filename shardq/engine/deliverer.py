@@ -40,10 +40,13 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TURN_US = 30_000_000
-"""How long a suspect waits for another, which may be innocent and run for long."""
+"""How long a suspect waits for another suspect, which may be innocent and run for long."""
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
-"""It counts as an attempt: a message that ends every consumer that begins it is buried at last."""
+"""The outcome of a delivery whose consumer ended by a fault of its own.
+
+The delivery counts as an attempt, so that a message that ends every consumer is buried at last.
+"""
 
 
 class Deliverer:
@@ -52,11 +55,11 @@ class Deliverer:
     Args:
         engine: The engine that hands out rows and stores outcomes.
         handler: The user's handler.
-        is_stopping: Returns True once nothing is to begin any more.
+        is_stopping: Returns True once no delivery is to begin any more.
         judge: Returns the outcome of a delivery whose handler raised, or that ended with an error.
 
     Attributes:
-        is_threaded: True if the engine steps in a thread of its own; else a caller steps it.
+        is_threaded: True if a thread steps the engine; False if a caller does.
     """
 
     def __init__(
@@ -75,16 +78,17 @@ class Deliverer:
         self._endings = engine.outbox.endings
         self._held = self._endings.held
         self._here: dict[int, Delivery] = {}
-        """Thread -> the delivery that it gave to the handler last."""
+        """Thread -> the delivery whose handler the thread called last."""
         self._is_stopping = is_stopping
         self._care = Care(engine.home, engine.memory, is_stopping=is_stopping)
         self._lock = locks.new()
         self._suspect: Delivery | None = None
-        """The suspect that runs now: a process may have died of it before."""
+        """The suspect that runs now: a delivery of a message that may have killed a process
+        before."""
         self.is_threaded = False
 
     def deliver(self, one: Delivery) -> None:
-        """Give a delivery to the handler, if it may begin; its outcome goes to the outbox."""
+        """Call the handler for a delivery that may begin; the outcome goes to the outbox."""
         engine, row = self._engine, one.row
         try:
             if one.begun_us >= one.lease.deadline_us:
@@ -117,10 +121,10 @@ class Deliverer:
     def hold(self) -> Ending:
         """Hold the delivery that this thread's handler runs: the caller ends it, from any thread.
 
-        The handler's return does not end it any more; an error that it raises first still does.
-        Once the handler has returned, its thread takes the next delivery. It waits for the end
-        first after another member's crash, and where a caller steps the consumer and nothing ends
-        held deliveries for it (`Endings.finish`).
+        The handler's return does not end the delivery any more; an error that the handler raises
+        before the caller's end still does. Once the handler has returned, its thread takes the next
+        delivery. In two cases the thread waits for the end of the held one first: after another
+        member's crash, and if a caller steps the consumer and `Endings.finish` is not set.
 
         Raises:
             UsageError: If no handler of the consumer runs in this thread.
@@ -132,7 +136,7 @@ class Deliverer:
         return self._endings.hold(one, self._conclude)
 
     def _wait_for_turn(self, one: Delivery) -> None:
-        """Wait until no other suspect runs, so that one that kills its process dies alone.
+        """Wait until no other suspect runs: if this one kills the process, no other dies with it.
 
         Wait for half a minute at most, never for a parked suspect, and not once the consumer stops.
         """
@@ -146,9 +150,9 @@ class Deliverer:
             self._clock.sleep(_POLL_S)
 
     def _may_begin(self, one: Delivery) -> bool:
-        """True if a delivery may begin whose row has a key, or may have been settled by another.
+        """True if a delivery may begin: its row has a key, or another member may have settled it.
 
-        With care, this records its attempt.
+        If the delivery is careful, its attempt is recorded.
         """
         engine, row = self._engine, one.row
         start: Start | None = None
@@ -159,7 +163,8 @@ class Deliverer:
         not_begun = self._care.begin(one) if one.doubtful else None
         now_us = self._clock.boot_us()
         if not_begun is None and now_us >= one.lease.deadline_us:
-            # Recording may take long: the shard may be another's by now.
+            # Recording the attempt may take long: another member may have leased the shard
+            # meanwhile.
             not_begun = GIVEN_UP
         if not_begun is None and one.run(now_us):
             return True
@@ -171,8 +176,8 @@ class Deliverer:
     def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
         """After another member's crash, store the outcome before the next row is handed out."""
         engine = self._engine
-        # The engine's next step would take ten times as long, and many rows may have come due while
-        # the lease ran out.
+        # The engine's next step would store the outcome ten times as late, and many rows may have
+        # come due while the lease of the crashed member ran out.
         is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
         engine.outbox.finish(one, outcome)
         if not is_stored or not self.is_threaded:
@@ -271,9 +276,10 @@ class Deliverer:
 
 
 def _is_suspect(row: Row) -> bool:
-    """True if an attempt was recorded and left no error, as when the process dies in it.
+    """True if a recorded attempt left no error, as when its process died during the attempt.
 
-    A failed attempt leaves its error. A claim is no suspect: it may only have run for long.
+    A failed attempt leaves its error. A claim is no suspect: its handler may only have run for
+    long.
     """
     if row.attempt == 0 or row.claim is not None:
         return False

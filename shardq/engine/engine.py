@@ -6,8 +6,9 @@
    └─ returns seconds until the next step
 ```
 
-One thread steps it; handlers work beside it through `ready` and `outbox`. It serves the handlers of
-an in-process consumer (`consumer.py`), or callers of `receive` (`receiver.py`).
+One thread steps the engine; handlers run in other threads, and use `ready` and `outbox`. An engine
+serves the handlers of an in-process consumer (`consumer.py`), or callers of `receive`
+(`receiver.py`).
 """
 
 from __future__ import annotations
@@ -55,19 +56,22 @@ log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
 _FRESH_US = 500_000
-"""How long a member polls at the busy pace after a row arrived in a queue with groups."""
+"""How long a member polls at short intervals after a row arrived in a queue with groups."""
 _REST_US = 1_000_000
-"""A queue rests if nothing new was seen for this long: looks then read no tombstones."""
+"""A queue rests if no new row was seen for this long: reads then meet no tombstones."""
 _IDLE_TOLD_S, _IDLE_BESIDE_S, _IDLE_REST_S = 3.0, 1.5, 10.0
-"""From poll to poll if the store reports changes, or reads for many queues find the news: as often
-as settings and heartbeats are due. Beside other members polls are less rare, for a member that
-leaves waits for the heartbeats of the others. At rest they are rarer, for those reads find new
-settings and members as well."""
+"""Seconds between polls if the store reports changes, or reads for many queues find new rows.
+
+The first applies to a lone member; settings and heartbeats are due as often. The second applies
+beside other members: a member that leaves waits for the heartbeats of the others. The third applies
+at rest, when the reads for many queues find new settings and members as well.
+"""
 _BACK_MS, _BACK_US = 2_000, 7_000_000
-"""A queue at rest awaits rows due so long before its last poll, unless it saw some lately."""
+"""A queue at rest awaits rows due up to `_BACK_MS` before its last poll, and further back if it saw
+no row for `_BACK_US`."""
 _BARREN_US = 80_000_000
-"""If nothing was seen for this long, one read reaches as far back as the deepest rung: it passes no
-tombstones."""
+"""If no row was seen for this long, one read reaches as far back as the deepest rung of the ladder:
+there are no tombstones to pass."""
 _STUCK_US = 5_000_000
 _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
@@ -76,7 +80,8 @@ _KEPT_MS = 60_000
 """How long a group lane's lease is kept after its last row: the next row may arrive soon."""
 _ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
-"""How long after a caller another one is expected. Then other members may take the lanes."""
+"""How long after a caller of `receive` the next one is expected. After that, other members may take
+the lanes."""
 
 
 class Engine(Part):
@@ -86,13 +91,14 @@ class Engine(Part):
         home: The queue's home, of this member alone.
         prefetch: The most rows, without those of groups, that are read and not settled.
         threads: Handler slots; 0 for callers of `receive`.
-        isolated: True to read only minutes that ended at least the offset ago.
-        caller_away_us: For callers of `receive`: returns for how long none has waited; 0: one does.
+        isolated: True to read only minutes that ended at least the queue's offset ago.
+        caller_away_us: For callers of `receive`: returns for how long no caller has waited; 0 if
+            one waits.
         callers_since: Returns when each waiting caller began to wait, time since boot.
         on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
-        on_dead: Called with each row that a burial here has made in the dead-letter queue.
+        on_dead: Called with each row that this engine's burials write to the dead-letter queue.
         put_rate: Returns how many messages are put a second.
-        along: Fires the queue's schedules, and is stepped along with the engine; None without.
+        along: Fires the queue's schedules in each step of the engine; None if nothing fires them.
         waiters: The handlers' threads, if they wait for rows of other queues too.
     """
 
@@ -178,13 +184,14 @@ class Engine(Part):
                 f"was forked from; make another one."
             )
         if self.home.meter.is_on:
-            # Before anything is handed out by this step.
+            # Begin to measure before this step hands out any row.
             self._measure()
         if rest_us := self.news.begin_step():
             self.flush()
-            # Outcomes that are left are acks that wait for a poll.
+            # The outcomes that a flush leaves are acks that wait for a poll.
             return rest_us / 1e6 if self.outbox.is_empty else min(rest_us / 1e6, _BUSY_S)
-        # First: an error of the store must not keep handlers that hang from the log.
+        # Watch the handlers first: if the store fails later in this step, the log still names those
+        # that hang.
         self.watch()
         self._follow_clock()
         if self.rest.is_brief():
@@ -203,10 +210,11 @@ class Engine(Part):
         self._presence.keep()
         is_anew = self._beat(demand=is_wanted and not (self._is_new() or self._is_leaving))
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
-            # A member without demand gives its lanes to members that have it.
+            # A member without demand gives its lanes to members with demand.
             self.lanes.assign(is_reading=is_wanted or (is_open and not self.membership.others))
         if self._register.settings is not self._settings:
-            # The heartbeats led to newer settings. The rest of a step may be long: apply these now.
+            # The heartbeats led to newer settings. End this step, as its rest may take long, and
+            # apply the settings in the next one.
             return 0.0
         new = self._work(self._read if is_open else None)
         if is_open:
@@ -240,16 +248,17 @@ class Engine(Part):
         return settings
 
     def _follow_clock(self) -> None:
-        """Look at the clock; if it was set, release all lanes, and all rows that have not begun.
+        """Check the clock; if somebody has set it, release all lanes, and all rows not yet begun.
 
-        This step then takes lanes anew. It reads them from the new now less the offset, or from the
-        ends of their seals if these are earlier.
+        This step then takes lanes anew. It reads them from the offset before the new now, or from
+        the ends of their seals if these are earlier.
         """
         self._clock.measure(self._store)
         if self._clock.steps == self._clock_steps:
             return
         row_ids.turn_back(self._clock.now_us())
-        # A purge by the former clock must be known before a row is born that is older than it.
+        # Read the settings before any row is made by the new clock: if it was set back, the row may
+        # be older than a purge.
         self._register.refresh(force=True)
         self.intake.keep([], dict)
         self._clock_steps = self._clock.steps
@@ -257,7 +266,7 @@ class Engine(Part):
         self.lanes.begin_in_time()
 
     def _work(self, read: Callable[[], int] | None) -> int:
-        """Call `read`, unless it is None, and store outcomes; returns how many rows are new."""
+        """Call `read`, unless it is None, and store outcomes; returns how many new rows it read."""
         try:
             self.pages.renew()
             if lost := self.pages.lost:
@@ -267,7 +276,7 @@ class Engine(Part):
                 return 0
             return read()
         finally:
-            # An error of a read must not keep outcomes from being stored.
+            # Outcomes are stored even if a read fails.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.flush()
@@ -296,16 +305,17 @@ class Engine(Part):
         return new
 
     def _read_lanes(self, rung: Rung | None) -> int:
-        """Read what has come due, look ahead, and sweep; returns how many rows are new."""
+        """Read rows that have come due, look ahead, and sweep; returns how many rows are new."""
         with self.news.looking() as near:
             self.reader.wakes_all |= near is not None
             read_ms, now_ms = self.reader.read_ms, self._clock.now_ms()
             if self.memory.known:
                 new = self.reader.poll()
             else:
-                # At rest one read serves poll, first rung and look ahead: a read costs 2 ms of CPU.
-                # Polls are rarer then: the rung may be late by one poll, and reaches further by
-                # that. The read serves the second rung too if that would pass over no lane.
+                # At rest one read serves as poll, first rung of the sweep, and look ahead: a read
+                # costs 2 ms of CPU. Polls are rarer then: the rung may be late by one poll, so its
+                # read reaches further back by that time. The read serves the second rung too if no
+                # lane could then be passed over.
                 longer_ms = (RUNGS[1] if self.awaited() is None else RUNGS[2]).depth_ms
                 if self._rests and self._clock.boot_us() - self.news.seen_us >= _BARREN_US:
                     longer_ms = NEVER
@@ -318,7 +328,8 @@ class Engine(Part):
                     rung = None
                 else:
                     new = self.reader.poll(ahead_ms=ahead_ms)
-            # The poll finds what this process has put with a due after the last one, up to now.
+            # `is_behind`: the poll already finds rows that this process has put with a due after
+            # the last poll, up to now.
             is_ahead = near is not None and near.last_ms > now_ms
             is_behind = near is not None and near.first_ms <= read_ms
             self.reader.look_ahead(at_once=is_ahead)
@@ -328,16 +339,16 @@ class Engine(Part):
         return new
 
     def _needs_no_read(self) -> bool:
-        """True if a step at rest may leave it to reads for many queues to find rows.
+        """True if a step at rest need not read, because reads for many queues find new rows.
 
-        Cursors then stay where they are: a step upon news reads on from there.
+        Cursors then stay where they are: the step that follows a new row reads on from there.
         """
         since_ms = self._clock.now_ms() - self.reader.since_ms
         is_over = not 0 <= since_ms < min(self._register.layout.minute_ms // 2, RUNGS[-1].every_ms)
         return self.news.is_regular and not (self.news.is_near or is_over)
 
     def flush(self, *, everything: bool = False) -> None:
-        """Store all outcomes by `Outbox.flush`; report the dead, and take in rows that moved."""
+        """Store outcomes by `Outbox.flush`; report the dead to `on_dead`, take in moved rows."""
         if self.home.meter.is_on:
             self._measure()
         happened = self.outbox.flush(everything=everything)
@@ -347,12 +358,12 @@ class Engine(Part):
             for row in happened.dead:
                 self._on_dead(row)
         if happened.moved and not (self._isolated or self._register.settings.paused):
-            # Before any read: a row that a read finds may be settled by the next flush, and would
-            # be taken in once more then.
+            # Take moved rows in before any read. The next flush may settle a row that a read finds,
+            # and the row would then be taken in a second time.
             self.intake.accept_moved(happened.moved)
 
     def _measure(self) -> None:
-        """Count how long handlers have run, from the first call on."""
+        """Count how long handlers have run; the first call begins the count."""
         endings = self.outbox.endings
         if endings.on_end is None:
             self._runs = Runs(self.home, endings)
@@ -366,7 +377,7 @@ class Engine(Part):
         self._hanging.look()
 
     def take_in(self, noted: Together) -> bool:
-        """Take in the queue's record and heartbeats, read just now; True if a step is to follow."""
+        """Take in the queue's record and heartbeats, read just now; True if a step must follow."""
         register = self._register
         record = noted.notes(QUEUES, (), [register.name]).get(register.name)
         if record is None:
@@ -379,10 +390,10 @@ class Engine(Part):
         return self.membership.take_in(noted) or register.settings is not self._settings
 
     def awaited(self) -> Awaited | None:
-        """The place of the news of a queue at rest.
+        """The place where the next new rows of a queue at rest will appear.
 
-        None if only a step finds its news: a row was seen lately, work is to be done, a lane is
-        another member's, or a lane is a group lane, of which there may be many.
+        None if only a step can find new rows: a row was seen lately, work is to be done, another
+        member has a lane, or a lane is a group lane, of which there may be many.
         """
         news = self.news
         rests = self._clock.boot_us() - news.seen_us >= _REST_US and not (
@@ -390,7 +401,7 @@ class Engine(Part):
         )
         if not (rests and self.is_quiet()):
             return None
-        # Rows that were settled just now are not to be passed again and again.
+        # Do not read again and again past the tombstones of rows that were settled just now.
         is_long = self._clock.boot_us() - news.seen_us >= _BACK_US
         rows = self.reader.awaited(RUNGS[1].depth_ms if is_long else _BACK_MS)
         if rows is None:
@@ -402,7 +413,7 @@ class Engine(Part):
         return self.reader.is_caught_up() and self.outbox.is_empty
 
     def begin_to_leave(self) -> None:
-        """Have the next step report that this member leaves: others then get its due rows.
+        """Let the next step report that this member leaves: other members then get its due rows.
 
         Later steps still read its lanes, to give their rows away, so that no message waits until a
         lane has its next reader.
@@ -412,7 +423,7 @@ class Engine(Part):
 
     @property
     def is_relied_on(self) -> bool:
-        """True until all open members have assigned the lanes without this one, which leaves."""
+        """True until every open member has assigned the lanes without this member, which leaves."""
         beats = self.membership.beats
         told = (beats[name] for name in self.membership.others)
         return any(self.home.member not in one.parted for one in told)
@@ -424,7 +435,8 @@ class Engine(Part):
         self.intake.keep([], dict)
         try:
             self.starts.keep(is_leaving=True)
-            # Others may try every 50 ms: first release the leases that need no park.
+            # Other members may try to lease every 50 ms: first release the leases that need no
+            # park.
             self.release_idle()
             self.membership.leave()
         except ShardqError as error:
@@ -433,7 +445,7 @@ class Engine(Part):
     def close(self) -> None:
         """Settle deliveries that have ended, park the others uncounted, and release all leases.
 
-        In a forked child it does nothing: all of it is the parent's.
+        In a forked child it does nothing: deliveries and leases are the parent's.
 
         Raises:
             StoreUnavailable, StoreTimeout: Messages that were not settled are delivered again when
@@ -453,14 +465,15 @@ class Engine(Part):
         self.intake.give_up(lambda _: True)
         self.flush(everything=True)
         for lease in self.leases.held():
-            # A careful delivery that is about to begin is given up before its attempt is recorded.
+            # With the lease over, a careful delivery that is about to begin is given up before its
+            # attempt is recorded.
             lease.deadline_us = 0
         self.outbox.withdraw()
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
         self.starts.keep(is_leaving=True)
-        # Once more: for deliveries that ended during the parks, and for notes to the next owners of
-        # group lanes.
+        # Flush once more: deliveries may have ended during the parks, and the next owners of group
+        # lanes need notes.
         self.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self.membership.leave()
@@ -474,14 +487,14 @@ class Engine(Part):
         self._hanging.look(everything=True)
 
     def let_go(self) -> int:
-        """After a permanent error, release leases under which nothing runs, if the store takes it.
+        """After a permanent error, try to release the leases under which no handler runs.
 
         Returns:
             How many deliveries have begun here whose outcomes are not stored.
         """
         held = self.leases.held()
         for lease in held:
-            # For the same reason as in `close`.
+            # As in `close`: a careful delivery is given up before its attempt is recorded.
             lease.deadline_us = 0
         begun = self.outbox.handed_out()
         running = {one.lease.shard for one in begun if not (one.has_ended or one.is_claim)}
@@ -496,7 +509,7 @@ class Engine(Part):
     # Members --------------------------------------------------------------------------------------
 
     def _beat(self, *, demand: bool) -> bool:
-        """Write a heartbeat and read the others'; True if lanes are to be assigned anew."""
+        """Write a heartbeat and read the others; True if lanes must be assigned anew."""
         sharing, membership = self.sharing, self.membership
         sharing.look()
         has_changed = membership.beat(
@@ -512,7 +525,8 @@ class Engine(Part):
             at_rest=self._rests and not membership.others,
         )
         if membership.version > max(self._register.version, self._reread_for):
-            # Once for each version, as heartbeats may be wrong. The next step applies the settings.
+            # Reread the settings once for each version that heartbeats report, as a heartbeat may
+            # be wrong. The next step applies the settings.
             self._reread_for = membership.version
             self._register.refresh(force=True)
         return has_changed
@@ -520,7 +534,7 @@ class Engine(Part):
     def _is_new(self) -> bool:
         """True if this member is not open yet, because it has not yet read its future lanes.
 
-        Their present readers read on meanwhile, for half a second at most.
+        The present readers of these lanes read on meanwhile, for half a second at most.
         """
         now_us = self._clock.boot_us()
         if self._arrived_us is None:
@@ -541,7 +555,7 @@ class Engine(Part):
         )
 
     def _bury_dead(self) -> bool:
-        """Remove members of this machine that are dead; True if there were any."""
+        """Remove members of this machine that are dead; True if any was removed."""
         members = self.membership
         for holder in members.take_returned():
             self._presence.doubt(holder)
@@ -556,16 +570,18 @@ class Engine(Part):
         self.leases.ttl_ms = settings.lease_ms
         self.lanes.assign_anew()
         if settings.paused:
-            # At once: lanes are left only after a heartbeat, which the store may refuse for long.
+            # Give the rows up at once: lanes are left only after a heartbeat, which the store may
+            # refuse for long.
             self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
             self.groups.wake()
 
     def _watch_progress(self) -> None:
-        """Release the lanes if rows are due and no slot is free, until a slot is.
+        """While rows are due and no handler slot is free, release the lanes.
 
-        After 5 s if another member has a slot and the due rows cannot be shared, else after 30 s.
+        They are released after 5 s if another member has a free slot and the due rows cannot be
+        shared, else after 30 s.
         """
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
@@ -603,7 +619,7 @@ class Engine(Part):
             self._store.note(LANES, (self._register.name,), sealed)
 
     def release_idle(self) -> None:
-        """Release leases without rows in memory, once no more rows are expected there."""
+        """Release leases of shards without rows in memory, if no more rows are expected in them."""
         layout, memory = self._register.layout, self.memory
         now_ms = self._clock.now_ms()
         over_ms, kept_ms = now_ms - _LINGER_MS, now_ms - _KEPT_MS
@@ -641,8 +657,8 @@ class Engine(Part):
         )
         seconds = _BUSY_S if is_busy else self._idle_s
         if is_open and self.news.is_watched and not self._rests:
-            # A row that was moved to be due within a second was in no look ahead yet: the next one
-            # must not be late.
+            # The last look ahead missed a row that was moved since to be due within a second: the
+            # next look must not be late.
             seconds = min(seconds, self.reader.ahead_s)
         if is_open:
             until_head_ms = self.groups.next_ms() - self._clock.now_ms()
@@ -656,7 +672,8 @@ class Engine(Part):
     def _is_fresh(self) -> bool:
         """True if rows of groups arrived lately, and the store does not report changes.
 
-        Another process is likely to settle a claimed head soon, and its group waits for the note.
+        Another process is likely to settle a claimed head soon; the head's group waits for the note
+        of that.
         """
         news = self.news
         is_late = news.is_watched or news.stepped_us - news.seen_us >= _FRESH_US
@@ -664,14 +681,14 @@ class Engine(Part):
 
     @property
     def _rests(self) -> bool:
-        """True if reads for many queues find the news of this one."""
+        """True if the queue rests, and reads for many queues find its new rows."""
         return self.news.is_looked_at and self.awaited() is not None
 
     @property
     def _idle_s(self) -> float:
         """Seconds from poll to poll at rest."""
         settings = self._settings
-        # Steps renew leases and claims: several must come while one lasts.
+        # Steps renew leases and claims: several steps must fit into the life of a lease or claim.
         renew_s = settings.lease_ms / 6_000 if self.leases.held() else math.inf
         if self._threads:
             renew_s = min(renew_s, settings.visibility_ms / 6_000)
@@ -680,7 +697,7 @@ class Engine(Part):
             idle_s = _IDLE_BESIDE_S if self.membership.others else _IDLE_TOLD_S
             may_rest = self.membership.may_rest and not self.membership.others
             if rests and may_rest and not self.lanes.auto.may_fall:
-                # Quiet lanes are searched by steps, and lanes are awaited for a minute at most.
+                # Steps search quiet lanes, and lanes are awaited for a minute at most.
                 half_s = self._register.layout.minute_ms / 2_000
                 idle_s = min(_IDLE_REST_S, self.lanes.quiet.search_s or idle_s, half_s)
             return min(idle_s, renew_s)

@@ -20,7 +20,7 @@ _edit_of = attrgetter("serial", "attempt", "not_before_ms", "claim")
 
 
 class Edits(Part):
-    """Edits rows of group lanes for one member, in the thread that steps its engine."""
+    """Edits rows of group lanes for one member. From the thread that steps its engine."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
@@ -32,14 +32,15 @@ class Edits(Part):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing waits to be stored."""
+        """True if no note and no undone claim waits to be stored."""
         return not (self._untold or self._unclaimed)
 
     def numbered(self, one: Delivery, row: Row) -> Row:
-        """Give an edit of a delivery's row its serial.
+        """Number an edit: returns the edited row with its serial set.
 
-        The first edit after a take-over skips the serials of edits that the former owner may have
-        under way. An edit by another member skips the serial of the owner's next edit.
+        The first edit after a take-over of the lane skips the serials that edits of the former
+        owner, which may still arrive, can have. An edit by another member skips the serial of the
+        owner's next edit.
         """
         if not self._leases.is_valid(one.lease):
             by = SERIALS_OF_OTHERS
@@ -50,13 +51,13 @@ class Edits(Part):
         return row._replace(serial=one.row.serial + by)
 
     def changed(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
-        """Read rows that are to be edited, and find those that others have changed or deleted.
+        """Read rows that are to be edited, to find those that others have changed or deleted.
 
         Args:
             edits: Deliveries, each with its row after the edit.
 
         Returns:
-            Row id -> the row as others have edited it; None: the row is gone.
+            Row id -> the row as other members have edited it; None: the row is gone.
         """
         there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
         return {
@@ -70,7 +71,7 @@ class Edits(Part):
     def edit(self, edits: Sequence[tuple[Delivery, Row]]) -> dict[bytes, Row | None]:
         """Edit rows in place; a repeat with the same rows is safe.
 
-        Rows whose lease has ended are read first: others may have changed them.
+        Rows whose lease has ended are read first: other members may have changed them.
 
         Args:
             edits: Deliveries, each with its row after the edit.
@@ -89,7 +90,7 @@ class Edits(Part):
         return changed
 
     def tell(self, ended: Iterable[Delivery]) -> None:
-        """Add notes on settled or edited rows, for the owners of lanes that are not ours."""
+        """Add notes on settled or edited rows in lanes of other members, for the lanes' owners."""
         self.tell_of(
             one.row.position
             for one in ended
@@ -104,13 +105,13 @@ class Edits(Part):
         """Let the next flush undo claims that reach no caller.
 
         Args:
-            claims: Deliveries, each with the claim that its row may have become.
+            claims: Deliveries, each with the claim that the store may hold in place of its row.
         """
         for one, row in claims:
             back = row._replace(
                 claim=None, not_before_ms=None, attempt=row.attempt - 1, serial=row.serial + 1
             )
-            # After the lease has ended, the row is edited back only if it is still that claim.
+            # If the lease has ended, the row is edited back only if it is still this claim.
             claim = Delivery(row, one.band, one.lease, grouped=True)
             self._unclaimed.append((claim, back))
 

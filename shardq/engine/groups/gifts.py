@@ -2,7 +2,7 @@
 
 ```
  all slots taken for 0.5 s, a head is due, a member has free slots ─► lane given, by heartbeat
- a heartbeat gives a lane to this member ─► adopted for 10 s, though the hash names another
+ a heartbeat gives a lane to this member ─► adopted for 10 s, though the hash names another one
 ```
 
 A delivery that runs in a given lane becomes a claim in place; then the lease is released.
@@ -59,12 +59,13 @@ class Gifts(Part):
             self._give(wished, is_to_any=True)
 
     def _give(self, lanes: Iterable[int], *, is_to_any: bool = False) -> None:
-        """Give lanes to members with free slots, one a slot; with `is_to_any` also to busy ones."""
+        """Give lanes to members with free slots, one a slot; with `is_to_any` to busy ones too."""
         left = [lane for lane in lanes if self._lanes.may_give(lane)]
         beats = self._membership.beats
         given: dict[int, str] = {}
         me = self._membership.member
-        # Among equals the next by name: two owners that give at once seldom choose the same member.
+        # Among equal members choose the next by name: two owners that give lanes at once then
+        # seldom choose the same member.
         order = sorted(
             self._membership.others, key=lambda name: (-beats[name].free, name < me, name)
         )

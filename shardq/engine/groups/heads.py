@@ -1,4 +1,4 @@
-"""The heads of groups that wait for their time. No I/O; the caller holds the lock of its rows.
+"""Heads of groups (first rows) that wait for their time. No I/O; the caller holds the rows' lock.
 
 ```
  wait ─► heap ── its time has come ──► due
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
 
 FAR_MAX = 5_000
-"""The most heads in memory that wait long; for further ones only their places are kept."""
+"""The most heads in memory that wait long; of further heads only the places are kept."""
 _FAR_MS = 2_000
-"""A head that waits longer is kept without its body, and without the rows behind it."""
+"""A head that waits longer than this is kept without its body, and without the rows behind it."""
 _LEFT_AFTER_US = 1_000_000
-"""The body of a head that waits long, and the rows behind it, stay in memory for this long."""
+"""How long the body of a head that waits long, and the rows behind it, stay in memory."""
 _DUE_MAX = 500
 
 
@@ -42,9 +42,10 @@ class WaitingHeads:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heap: list[tuple[int, int, Group]] = []
-        """End of a wait, epoch milliseconds; its number; the group."""
+        """End of a wait, epoch milliseconds; the number of the wait; the group."""
         self._long: deque[tuple[int, int, Group, bool]] = deque()
-        """Begin of a long wait, time since boot; its number; group; True if it is to be left."""
+        """Begin of a long wait, time since boot; the wait's number; the group; True if its head is
+        to be left in the store."""
         self._numbers = count(1)
         self.far = 0
 
@@ -58,12 +59,12 @@ class WaitingHeads:
             self._long.append((self._clock.boot_us(), number, group, is_left))
 
     def hold(self, group: Group) -> int:
-        """Let a head wait until its caller decides what is to become of it; returns the number."""
+        """Let a head wait until the caller decides its fate; returns the number of the wait."""
         number = group.waits = next(self._numbers)
         return number
 
     def next_ms(self) -> int:
-        """When the next wait ends, epoch milliseconds; `NEVER` without a wait."""
+        """When the next wait ends, epoch milliseconds; `NEVER` if no head waits."""
         return self._heap[0][0] if self._heap else NEVER
 
     def due(self, now_ms: int) -> list[Group]:
@@ -78,13 +79,14 @@ class WaitingHeads:
     def long(self, *, is_short: bool) -> Iterator[tuple[Group, bool]]:
         """Take out groups whose heads wait long.
 
-        Most claims are acked within a second, and the rows behind them would have to be reread.
+        A head is taken out a second after its wait began. Most claims are acked by then, and
+        otherwise the rows behind them would have to be reread.
 
         Args:
-            is_short: True if memory is short: they are not kept for a second first.
+            is_short: True if memory is short: heads are taken out without the second's delay.
 
         Yields:
-            Each, and True if its head is to be left in the store as well.
+            Each group, and True if its head is to be left in the store as well.
         """
         until_us = self._clock.boot_us() - _LEFT_AFTER_US
         while self._long and (is_short or self._long[0][0] <= until_us):

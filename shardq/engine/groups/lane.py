@@ -6,8 +6,8 @@
  head ended ─► the next row is the head; a group with few rows in memory is hungry
 ```
 
-The place of a row, (due, row id), never changes. All rows of a group up to its `after` are in
-memory or settled, so its head is the group's first row.
+The place of a row, (due, row id), never changes. All rows of a group up to the place `after` are in
+memory or settled, so the first of them is the group's head.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Place: TypeAlias = tuple[int, bytes]
 """Due and order of the row id: a row's place in its lane."""
 _GROUP_PART = 2
-"""One group takes at most 1 / `_GROUP_PART` of the free room, so that others find some."""
+"""One group takes at most 1 / `_GROUP_PART` of the free room, so that other groups find some."""
 LAST = b"\xff" * 16
-"""Sorts after every row id in a place. It is no row id itself: a node would refuse it."""
+"""Sorts after every row id in a place. No row has this id: Cassandra would refuse it."""
 GROUP_ROWS_MIN = 250
-"""A group with fewer rows in memory, and more in the store, is hungry."""
+"""A group is hungry if it has fewer rows in memory than this, and more in the store."""
 
 
 def place_of(row: Row) -> Place:
@@ -44,15 +44,15 @@ class Group:
     """The rows of one group that are in memory.
 
     Attributes:
-        head: The first row: in `ready`, at a handler, being stored, or waiting for its time; None:
-            it waits in the store, or the group has no row.
-        waits: The number of the head's wait for its time, after which the head is reread; 0: it
-            does not wait.
+        head: The first row: in `ready`, at a handler, being stored, or waiting for its time; None
+            if the head waits in the store, or the group has no row.
+        waits: The number of the head's wait for its time, after which the head is reread; 0 if the
+            head does not wait.
         rows: A heap of the rows behind the head.
         coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
-        after: Rows after this place were left in the store; None: no rows were.
-        claimed: Every claim behind the head is at this place or before it.
+        after: Rows after this place were left in the store; None if no row was left.
+        claimed: Every claim behind the head is at this place or earlier.
     """
 
     __slots__ = ("after", "claimed", "coming", "head", "last", "rows", "waits")
@@ -72,9 +72,9 @@ class Group:
         return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
 
     def has_room(self, room: int) -> bool:
-        """True if one more row may be kept: the first always, others if memory has room.
+        """True if one more row may be kept: a group's first row always, others if memory has room.
 
-        While the head waits, none may.
+        While the head waits, no row may be kept.
         """
         if self.waits:
             return False
@@ -82,7 +82,7 @@ class Group:
         return (self.head is None and not count) or count < room // _GROUP_PART
 
     def keep(self, place: Place, room: int) -> bool:
-        """Decide whether a row that was read is kept in memory.
+        """Decide whether a row that was read is kept in memory; True if it is.
 
         Args:
             place: The row's place.
@@ -99,20 +99,20 @@ class Group:
         return True
 
     def add(self, place: Place, one: Delivery) -> None:
-        """Add a row that is kept, at its place."""
+        """Add a row that `keep` accepted, at its place."""
         self.coming = max(self.coming - 1, 0)
         heapq.heappush(self.rows, (place, one))
         self.note_claim(one.row)
 
     def note_claim(self, row: Row) -> None:
-        """Note the place of a row behind the head, if it is a claim."""
+        """Update `claimed` by a row behind the head, if the row is a claim."""
         if row.claim is not None:
             self.claimed = max(self.claimed, place_of(row))
 
     def next(self, now_ms: int) -> Delivery | None:
-        """Make the first row in memory the head, unless there is one; returns the head.
+        """Make the first row in memory the head, unless the group has a head; returns the head.
 
-        A first row that was stored after a later row had been claimed waits until that claim ends.
+        A row that was stored in front of a claimed one waits until that claim ends.
         """
         if self.head is None and self.rows:
             is_plain = self.rows[0][0] > self.claimed
@@ -124,7 +124,8 @@ class Group:
     def _take_claimed(self, now_ms: int) -> Delivery | None:
         """Take out the first claim that still runs, if the first row was never handed out."""
         first = self.rows[0][1]
-        # A row handed out before may be retried while its caller still has rows of the same call.
+        # If the first row was handed out before, its retry may come while the caller still has rows
+        # of the same call.
         if first.row.attempt or first.row.not_before_ms:
             return None
         claims = [
@@ -140,7 +141,7 @@ class Group:
         return claimed[1]
 
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
-        """Return the first rows behind the head, up to one that is not wanted; they stay here."""
+        """Return the first rows behind the head, up to an unwanted row; they are not taken out."""
         rows = self.rows
         taken: list[tuple[Place, Delivery]] = []
         while rows and len(taken) < count and is_wanted(rows[0][1].row):
@@ -155,7 +156,7 @@ class Group:
         return head is not None and bool(self.rows) and self.rows[0][0] < place_of(head.row)
 
     def take_back(self) -> None:
-        """Put the head, which no handler has, back among the other rows, in order."""
+        """Put the head back among the other rows, in order; no handler has it."""
         if self.head is not None:
             self.add(place_of(self.head.row), self.head)
             self.head, self.waits = None, 0
@@ -182,7 +183,7 @@ class Group:
         return left
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Remove and return the rows behind the head for which `unwanted` is true."""
+        """Remove and return the rows behind the head that `unwanted` accepts."""
         removed = [one for _, one in self.rows if unwanted(one)]
         if removed:
             self.rows = [entry for entry in self.rows if not unwanted(entry[1])]
@@ -198,11 +199,11 @@ class GroupLane:
         number: The number of the lane.
         lease: The lease under which its rows were read.
         groups: Name -> group that has rows in memory or in the store.
-        listed: Minute in the lane's list -> due of its first row.
-        touched: Minutes whose entry in the list may be outdated: `WaitingList.tidy` looks at them.
-        is_dense: True if most rows of the last reread were kept: the next one reads bodies as well.
+        listed: Minute in the lane's list -> due of the minute's first row.
+        touched: Minutes whose entry in the list may be outdated: `WaitingList.tidy` checks them.
+        is_dense: True if most rows of the last reread were kept: the next reread reads bodies too.
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
-        cared: Groups of which a head that was due at the take-over was handed out with care.
+        cared: Groups that have had a head handed out with care since the lane was taken over.
     """
 
     number: int
@@ -228,14 +229,14 @@ class GroupLane:
         )
 
     def keep(self, name: str, place: Place, room: int) -> bool:
-        """Decide whether a row of a group is kept in memory; the first row of a group is."""
+        """Decide whether a row of a group is kept in memory; the first row of a group always is."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = Group()
         return group.keep(place, room)
 
     def needs_care(self, row: Row) -> bool:
-        """True if the former owner may have died of this head; True once a group."""
+        """True if the former owner may have died of this head; at most once for each group."""
         lease, name = self.lease, row.group or ""
         if not lease.window or row.due_ms > lease.taken_ms or name in self.cared:
             return False
@@ -243,7 +244,7 @@ class GroupLane:
         return True
 
     def hungry(self, room: int) -> dict[str, Group]:
-        """Return the hungry groups that may keep one more row.
+        """Return the hungry groups that may keep one more row, by name.
 
         Args:
             room: How many more rows behind heads fit into memory.
@@ -255,7 +256,7 @@ class GroupLane:
         }
 
     def left_ms(self) -> int | None:
-        """A due not after that of the first row that has not begun; None: there is no such row."""
+        """A due not after that of the first row not yet begun; None if there is no such row."""
         dues_ms: list[int] = []
         for group in self.groups.values():
             if group.after is not None:
@@ -267,10 +268,10 @@ class GroupLane:
         return min(dues_ms, default=None)
 
     def wake(self, dues_ms: Collection[int] | None = None) -> bool:
-        """Make groups hungry whose heads wait in the store; returns True if there are any.
+        """Make groups hungry whose heads wait in the store; returns True if any was made hungry.
 
         Args:
-            dues_ms: Only groups with heads at these dues; None: all of them.
+            dues_ms: Only groups with heads at these dues; None for all groups.
         """
         is_any = False
         for group in self.groups.values():
@@ -283,15 +284,16 @@ class GroupLane:
     def reread(
         self, rows: Iterable[Row], after: Place, until: Place | None, *, room: int
     ) -> list[Row]:
-        """Choose the rows to keep, of those that were read after a place.
+        """Choose which of the rows read after a place are kept in memory.
 
-        A group that left rows before that place keeps none of these: its earlier rows come first.
+        A group that left earlier rows in the store keeps none: those must be reread first.
 
         Args:
             rows: The rows that were read, in order.
             after: The place after which all rows were read.
             until: The place up to which all rows were read; None: up to the lane's cursor.
-            room: How many more rows fit into memory; a group without rows keeps one in any case.
+            room: How many more rows fit into memory; a group without rows keeps one row in any
+                case.
         """
         opened = {
             name
@@ -323,14 +325,14 @@ class GroupLane:
         return chosen
 
     def leave_chosen(self, chosen: Iterable[Row], after: Place) -> None:
-        """Called when chosen rows could not be read: let their groups be reread once more."""
+        """Let the groups of chosen rows be reread once more, because the rows could not be read."""
         for row in chosen:
             group = self.groups[row.group or ""]
             group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
             group.coming = 0
 
     def skip(self, row: Row) -> None:
-        """Called when a row that was chosen turns out to be gone."""
+        """Take back the choice of a row that is gone from the store."""
         self.groups[row.group or ""].coming -= 1
 
     def forget(self, name: str) -> None:
@@ -342,5 +344,5 @@ class GroupLane:
             del self.groups[name]
 
     def rows(self) -> list[Delivery]:
-        """All rows behind heads."""
+        """All rows in memory behind heads."""
         return [one for group in self.groups.values() for _, one in group.rows]

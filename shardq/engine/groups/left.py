@@ -25,13 +25,13 @@ class Left(Part):
         super().__init__(member)
 
     def page_after(self, mine: GroupLane, after: Place) -> tuple[list[Row], Place | None]:
-        """Read a page of rows after a place; returns also the place up to which it read.
+        """Read a page of rows after a place; returns the rows, and the place up to which it read.
 
-        That place is None if the page reaches the cursor. The next rows may be minutes later:
-        minutes between that are sealed, and not in the list, are empty.
+        That place is None if the page reaches the lane's cursor. The next rows may be minutes
+        later: sealed minutes that are not in the lane's list are empty.
         """
         layout, lane = self._register.layout, self._memory.lanes[mine.number]
-        # Include all rows due at the cursor: some of those read there may have been left.
+        # Include all rows due at the cursor: an earlier read may have left some of them.
         until_ms = min(lane.cursor_ms, self._clock.now_ms())
         mean_bytes = self._memory.body_bytes // (len(self._memory.known) or 1) + ROW_BYTES
         limit = max(min(_PAGE, PAGE_BYTES // mean_bytes), 1)

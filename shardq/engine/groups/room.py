@@ -15,10 +15,10 @@ Differences from the design:
 - A message edited by key keeps its due, even if that is past.
 - A heartbeat names the new owner of a lane; then the lease is released, and not passed on.
 
-A lane has one owner, the holder of its lease. Rows are ordered by place, (due, row id): a row met
-while reading the lane from the front has no row before it. `ready` treats a head like any other
-row. Any thread may call `ended` and `look_at`; only the thread that steps the engine calls the
-rest.
+A lane has one owner, the holder of its lease. Rows are ordered by place, (due, row id), and lanes
+are read in this order, so the first row of a group that a read finds is its head. `ready` treats a
+head like any other row. Any thread may call `ended` and `look_at`; only the thread that steps the
+engine calls the rest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class GroupLanes(Part):
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
         self._begun: dict[tuple[int, str], Delivery] = {}
-        """(lane, group) -> head at a handler, whose lane was released meanwhile."""
+        """(lane, group) -> a head that is at a handler, and whose lane was released meanwhile."""
         self._heads = WaitingHeads(self._clock)
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
@@ -77,17 +77,17 @@ class GroupLanes(Part):
         self._tidied_ms = 0
         self._wished: set[int] = set()
         self._ahead_ms: set[int] = set()
-        """Dues of rows that were read ahead, and are reread when due; 2,000 at most."""
+        """Dues of rows that were read before they were due, and are reread then; 2,000 at most."""
         self._polled_to_ms = 0
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits to be stored or looked at."""
+        """True if no row waits to be reread, and no edit or note waits to be stored."""
         return not (self._notes or self._looks) and self.edits.is_empty
 
     @property
     def is_owner(self) -> bool:
-        """True if this member owns a lane."""
+        """True if this member owns a group lane."""
         return bool(self._lanes)
 
     @property
@@ -102,12 +102,12 @@ class GroupLanes(Part):
             return any(mine.is_at_work for mine in self._lanes.values())
 
     def with_due_heads(self) -> list[int]:
-        """Lanes with a head that is due and that no handler has."""
+        """The numbers of the lanes with a head that is due and that no handler has."""
         with self._lock:
             return [number for number, mine in self._lanes.items() if mine.has_due_head]
 
     def pass_on(self, lane: int) -> None:
-        """Ask for a lane to be given away, as another member is to get one of its rows."""
+        """Ask for a lane to be given to another member, which is to get one of its rows."""
         self._wished.add(lane)
 
     def take_wished(self) -> set[int]:
@@ -122,12 +122,12 @@ class GroupLanes(Part):
         return min(first_ms, min(self._ahead_ms, default=NEVER))
 
     def begin_poll(self, until_ms: int) -> None:
-        """Called before the lanes are polled up to a due: that poll finds what was read ahead."""
+        """Called before lanes are polled up to a due: the poll finds rows read ahead up to it."""
         self._polled_to_ms = until_ms
         self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > until_ms}
 
     def is_listed(self, lane: int, minute: int) -> bool:
-        """True if a lane is owned here, and a minute is in its list."""
+        """True if this member owns a lane, and a minute is in the lane's list."""
         mine = self._lanes.get(lane)
         return mine is not None and minute in mine.listed
 
@@ -139,7 +139,7 @@ class GroupLanes(Part):
     # Lanes ----------------------------------------------------------------------------------------
 
     def look_for_listed(self, lanes: Sequence[Lane]) -> None:
-        """Let group lanes that are new here be read from their first listed row on."""
+        """Let group lanes that are new to this member be read from their first listed row on."""
         if wanted := {lane.number: lane for lane in lanes if lane.of_groups}:
             found = self._store.waiting(self._register.layout.queue, sorted(wanted))
             for number, listed in found.items():
@@ -152,23 +152,23 @@ class GroupLanes(Part):
         return mine is not None and self._leases.is_valid(mine.lease)
 
     def owns(self, lane: int, lease: Lease) -> bool:
-        """True if a lane is owned here under this lease."""
+        """True if this member owns a lane under this very lease."""
         mine = self._lanes.get(lane)
         return mine is not None and mine.lease is lease
 
     def take_over(self, leases: Mapping[int, Lease]) -> dict[int, int]:
-        """Begin to own lanes: read their lists.
+        """Begin to own lanes; their lists of minutes are read.
 
         Returns:
-            Lane -> the due from which it is to be reread. It contains lanes with listed minutes,
-            and lanes that this member owned before, with rows that have not begun.
+            Lane -> the due from which it must be reread. Lanes with listed minutes are in it, and
+            lanes that this member owned before and that have rows not yet begun.
         """
         found = self._store.waiting(self._register.layout.queue, sorted(leases)) if leases else {}
         former = {n: mine for n in leases if (mine := self._lanes.get(n)) is not None}
         with self._lock:
             left_ms = {n: mine.left_ms() for n, mine in former.items()}
         if former:
-            # The former lease was lost within this step, and its rows are still in memory.
+            # This step lost the former lease, and the rows read under it are still in memory.
             for one in self.give_up(lambda one: one.row.shard.lane in former):
                 self._memory.leave(one)
         self.drop(leases)
@@ -193,7 +193,7 @@ class GroupLanes(Part):
         return first_ms
 
     def drop(self, lanes: Iterable[int]) -> None:
-        """Stop owning lanes; the caller has released their rows that have not begun."""
+        """Stop owning lanes whose rows that have not begun were released by the caller."""
         with self._lock:
             for number in lanes:
                 mine = self._lanes.pop(number, None)
@@ -201,7 +201,7 @@ class GroupLanes(Part):
                 self.edits.tell_of(lost)
                 for at in lost:
                     del self._looks[at]
-                # The next owner reads these notes.
+                # The next owner reads the notes of these lanes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
                 for name, group in () if mine is None else mine.groups.items():
                     group.waits = 0
@@ -214,10 +214,11 @@ class GroupLanes(Part):
         """Add rows of a shard, in order, to their groups; rows without room stay in the store.
 
         Returns:
-            The new heads, which their caller adds to `ready`.
+            The new heads, for the caller to add to `ready`.
         """
         now_ms = self._clock.now_ms()
-        # A row may have come due since it was read ahead: the rows before it were read as early.
+        # A row may have come due since it was read ahead, but rows before it may have been stored
+        # since: the poll that reads up to its due places it.
         until_ms = min(now_ms, self._polled_to_ms)
         kept: list[Row] = []
         places: list[Place] = []
@@ -227,7 +228,7 @@ class GroupLanes(Part):
             for row in rows:
                 due_ms = row.due_ms
                 if due_ms > until_ms:
-                    # It is reread when due: a row that is put meanwhile may come before it.
+                    # The row is reread when due: a row that is put until then may precede it.
                     self._ahead_ms.add(due_ms)
                     continue
                 if row.is_note:
@@ -254,7 +255,7 @@ class GroupLanes(Part):
         return self._offer(mine, names)
 
     def _offer(self, mine: GroupLane, names: Iterable[str]) -> list[Delivery]:
-        """Choose new heads of groups; returns those that are due, and lets the others wait."""
+        """Choose new heads of groups; returns heads that are due, and lets the other heads wait."""
         heads: list[Delivery] = []
         now_ms, window = self._clock.now_ms(), mine.lease.window
         for name in names:
@@ -279,19 +280,19 @@ class GroupLanes(Part):
         return heads
 
     def _take_out(self, group: Group) -> bool:
-        """Take a group's head out of `ready`; True if there is a head, and no handler has it."""
+        """Take a group's head out of `ready`; True if the group has a head that no handler has."""
         head = group.head
         if head is None or head.begun_us:
             return False
         return bool(group.waits or self._ready.remove(lambda one: one is head))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
-        """Called when a delivery ended, before its row is deleted: unblock the next of its group.
+        """Unblock the next row of a group, when a delivery ended and before its row is deleted.
 
         From any thread.
 
         Args:
-            one: The delivery.
+            one: The delivery that ended.
             is_last: True if the calling thread takes another row from `ready` at once.
         """
         shard, name = one.row.shard, one.row.group or ""
@@ -334,7 +335,7 @@ class GroupLanes(Part):
             if row.shard.minute in mine.listed:
                 mine.touched.add(row.shard.minute)
             if one.careful and not one.thread_id:
-                # It was not handed out: the next head is handed out with care.
+                # The row was not handed out, so the next head is handed out with care in its place.
                 mine.cared.discard(row.group or "")
             group = mine.groups.get(row.group or "")
         if group is not None and group.head is one:
@@ -344,18 +345,18 @@ class GroupLanes(Part):
                 self._forget_begun(one)
 
     def _touch(self, row: Row | Position) -> None:
-        """Note that a row is gone: if its minute is listed, it may have no rows left."""
+        """Note that a row is gone: its minute, if it is listed, may have no rows left."""
         mine = self._lanes.get(row.shard.lane)
         if mine is not None and row.shard.minute in mine.listed:
             mine.touched.add(row.shard.minute)
 
     def again(self, one: Delivery, row: Row, after_ms: int = 0) -> None:
-        """Let a head whose row stays wait for its time; then it is reread.
+        """Let a head whose row stays in the store wait for its time; then the row is reread.
 
         Args:
-            one: Its delivery, which has ended.
+            one: The head's delivery, which has ended.
             row: The row as it is now.
-            after_ms: The earliest time of its next delivery, epoch milliseconds.
+            after_ms: The earliest time of the row's next delivery, epoch milliseconds.
         """
         self._memory.forget(one)
         with self._lock:
@@ -370,15 +371,15 @@ class GroupLanes(Part):
             self._heads.wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
-        """Called when a head could not be handed out: try it again soon."""
+        """Try a head again soon, because it could not be handed out."""
         if one.careful and (mine := self._lanes.get(one.row.shard.lane)) is not None:
             mine.cared.discard(one.row.group or "")
         self.again(one, one.row, self._clock.now_ms() + _AGAIN_MS)
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Remove and return the rows that have not begun and for which `unwanted` is true.
+        """Remove and return the rows that have not begun and that `unwanted` accepts.
 
-        The caller forgets them, and rereads their lanes from the first of them.
+        The caller forgets the rows, and rereads their lanes from the first of them.
         """
         removed: list[Delivery] = []
         with self._lock:
@@ -417,7 +418,7 @@ class GroupLanes(Part):
         return mine, None if mine is None else mine.groups.get(row.group or "")
 
     def _rows(self) -> int:
-        """How many rows are in memory, without heads that wait for long."""
+        """How many rows are in memory, not counting heads that wait long."""
         return self._memory.group_rows - self._heads.far
 
     def _room(self) -> int:
@@ -427,10 +428,10 @@ class GroupLanes(Part):
     # Step -----------------------------------------------------------------------------------------
 
     def serve(self, accept: Callable[[Sequence[Row]], object]) -> None:
-        """Hand out heads whose time has come, and reread rows that notes name or that were left.
+        """Hand out heads whose time has come; reread rows that notes name or that did not fit.
 
         Args:
-            accept: Takes in late rows that notes name.
+            accept: Called with rows that notes name and that are not in memory; takes them in.
         """
         now_ms = self._clock.now_ms()
         self._leave_far()
@@ -465,7 +466,7 @@ class GroupLanes(Part):
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
-        """Reread heads whose time has come: others may have settled or edited them."""
+        """Reread heads whose time has come: other members may have settled or edited them."""
         try:
             there = {row.id: row for row in self._store.find([o.row.position for _, _, o in due])}
         except (StoreUnavailable, StoreTimeout):
@@ -477,7 +478,7 @@ class GroupLanes(Part):
             self._renew(mine, group, one, there.get(one.row.id))
 
     def _renew(self, mine: GroupLane, group: Group, one: Delivery, row: Row | None) -> None:
-        """Hand out a waiting head, or let it wait on, by its row as reread; None: it is gone."""
+        """Hand out a waiting head, or let it wait on, by its reread row; None: the row is gone."""
         name = one.row.group or ""
         if row is not None and row.entered_us < self._register.settings.purged_before_us:
             self._discards.purge([row])
@@ -505,7 +506,7 @@ class GroupLanes(Part):
         """Let the next step reread groups whose heads wait in the store.
 
         Args:
-            positions: Heads that were settled or edited; None: reread all such groups.
+            positions: Places of heads that were settled or edited; None to reread all such groups.
         """
         dues_ms = None if positions is None else {at.due_ms for at in positions}
         lanes = set(self._lanes) if positions is None else {at.shard.lane for at in positions}
@@ -514,7 +515,7 @@ class GroupLanes(Part):
                 self._is_hungry = self._lanes[number].wake(dues_ms) or self._is_hungry
 
     def _leave_far(self) -> None:
-        """Release bodies of heads that wait long, the rows behind them, and some of the heads."""
+        """Free memory: bodies of heads that wait long, rows behind them, some of the heads."""
         left: list[Delivery] = []
         with self._lock:
             for group, is_left in self._heads.long(is_short=self._room() <= 0):
@@ -575,7 +576,7 @@ class GroupLanes(Part):
     def behind(
         self, head: Delivery, count: int, is_wanted: Callable[[Row], bool]
     ) -> list[Delivery]:
-        """Return the first rows behind a head, up to one that is not wanted; they stay here."""
+        """Return the first rows behind a head, up to an unwanted row; they remain in the group."""
         with self._lock:
             _, group = self._group_of(head.row)
             is_head = group is not None and group.head is head
@@ -593,14 +594,14 @@ class GroupLanes(Part):
     def look_at(self, position: Position, *, is_gone: bool) -> bool:
         """Let the next step reread a row that another part of this process has changed.
 
-        From any thread. It wakes nobody.
+        From any thread. The engine is not woken.
 
         Args:
             position: Where the row is.
-            is_gone: True if it was deleted: it need not be read.
+            is_gone: True if the row was deleted, and need not be read.
 
         Returns:
-            True if its lane is owned here.
+            True if this member owns the row's lane.
         """
         with self._lock:
             if not self.holds(position.shard.lane):
@@ -609,7 +610,7 @@ class GroupLanes(Part):
         return True
 
     def look(self, accept: Callable[[Sequence[Row]], object]) -> None:
-        """Reread the rows that others have settled or edited."""
+        """Reread the rows that other members or parts have settled or edited; notes name them."""
         if self._notes or self._looks:
             self._look_at_noted(accept)
 
@@ -619,11 +620,13 @@ class GroupLanes(Part):
             looks, self._looks = self._looks, {}
         unread = {at for at in looks if self._is_unread(at)}
         unread.update(note.noted for note in self._notes.values() if self._is_unread(note.noted))
-        # A poll reads unread rows. The cursor may skip these: reread them once it has passed them.
+        # A poll will read rows that are not in memory. If a cursor may skip such a row, reread the
+        # row once the cursor has passed.
         lanes = self._memory.lanes
         later = {at for at in unread if not lanes[at.shard.lane].comes_to(at)}
         notes = [note for note in self._notes.values() if note.noted not in later]
-        # In the order of their lanes: a row that is gone is then the head of its group.
+        # Follow the order of the lanes: a row that is gone is then its group's head when its turn
+        # comes.
         noted = sorted(
             {*looks, *(note.noted for note in notes)} - unread,
             key=lambda at: (at.shard, at.due_ms, order_key(at.id)),
@@ -647,7 +650,8 @@ class GroupLanes(Part):
             elif not one.begun_us:
                 self.follow(one, row)
         if fresh:
-            # They were stored late, mostly behind the seal: `accept` lets their minutes be listed.
+            # These rows were stored late, mostly in minutes that are sealed: `accept` lets the
+            # minutes be listed.
             accept(sorted(fresh, key=lambda row: (row.shard, *place_of(row))))
         with self._lock:
             self._looks |= {at: looks[at] for at in later if at in looks}
@@ -658,12 +662,12 @@ class GroupLanes(Part):
             self._touch(note)
 
     def _is_unread(self, at: Position) -> bool:
-        """True if a row is not in memory, and its lane's cursor has not reached it."""
+        """True if a row is not in memory, and its lane's cursor is still before the row."""
         lane = self._memory.lanes.get(at.shard.lane)
         return lane is not None and at.id not in self._memory.known and lane.is_before(at)
 
     def follow(self, one: Delivery, row: Row | None) -> None:
-        """Update a row in memory that has not begun to its newest form; None: it is gone."""
+        """Update a row in memory that has not begun to its newest form; None: the row is gone."""
         with self._lock:
             mine, group = self._group_of(one.row)
             if mine is None or group is None:

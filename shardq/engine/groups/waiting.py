@@ -24,14 +24,14 @@ class WaitingList(Part):
         super().__init__(member)
 
     def pass_by(self, mine: GroupLane, minute: int) -> bool:
-        """List a minute if it has rows, so that the seal may pass it; False: the lease is lost."""
+        """List a minute if it has rows, so the seal may pass it; False: the lease is lost."""
         if minute in mine.listed:
             return True
         first = self._first_of(mine.number, minute)
         return first is None or self._write_list(mine, {minute: first.due_ms}, ())
 
     def tidy(self, mine: GroupLane) -> None:
-        """Erase touched minutes without rows from the list, and renew the hints of the others."""
+        """Erase touched minutes without rows from the list, and renew first dues of the others."""
         listed: dict[int, int] = {}
         erased: list[int] = []
         now_ms = self._clock.now_ms()

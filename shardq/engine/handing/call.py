@@ -1,4 +1,4 @@
-"""Calls of users' functions: the errors that they let pass, and the end of a forked child."""
+"""Calls users' functions; says which errors pass through, and how a forked child ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
 
 ENDS_PROCESS: tuple[type[BaseException], ...] = ()
-"""The exceptions that end a simulated process; a real process ends without one."""
+"""The exceptions that end a simulated process; a real process ends without an exception."""
 
 
 class HandlerCall:
@@ -39,11 +39,12 @@ class HandlerCall:
         """Call the function.
 
         The function runs in a context of its own: the next call does not see the context variables
-        and `decimal` settings that it changes. A child process that it forks ends here, because the
-        code that follows is the parent's.
+        and `decimal` settings that this call changes. A child process that the function forks ends
+        when the function does, because the code that follows is the parent's.
 
         Returns:
-            The work that the call has not done, empty if it has done all; and the error it raised.
+            The work that the call left undone, empty if none; and the error that it raised, or
+            None.
         """
         try:
             try:
@@ -55,8 +56,9 @@ class HandlerCall:
             finally:
                 if self._is_parents:
                     end_child(sys.exception())
-        # Every error, also SystemExit, GeneratorExit and those of time-outs, asyncio and greenlets.
-        # Uncaught, it would end a thread of ours, and the row would be held for ever.
+        # Catch every error, also SystemExit, GeneratorExit and those of time-outs, asyncio and
+        # greenlets. Uncaught, an error would end a thread of ours, and the row would be held for
+        # ever.
         except BaseException as error:
             if passes(error):
                 raise
@@ -68,8 +70,8 @@ class HandlerCall:
 
 def _own_context() -> contextvars.Context:
     made = contextvars.copy_context()
-    # In a thread of ours the context is empty. Elsewhere the copy shares objects with the original,
-    # and functions change one of them: the context of decimal.
+    # In a thread of ours the context is empty. Elsewhere the copy shares its values with the
+    # original, and functions change one of these values: the context of decimal.
     if len(made) and "decimal" in sys.modules:
         made.run(_copy_decimal)
     return made
@@ -93,7 +95,7 @@ def end_child(error: BaseException | None) -> NoReturn:
     if isinstance(error, SystemExit):
         code = error.code or 0
     status = code & 0xFF if isinstance(code, int) else 1
-    # Streams may be closed, or None.
+    # Standard streams may be closed, or None.
     is_unwritten = suppress(OSError, ValueError, AttributeError)
     try:
         with is_unwritten:

@@ -1,4 +1,4 @@
-"""A caller of `receive`: it is in line until it is answered or has gone."""
+"""A caller of `receive`: it waits in line until it gets an answer or has gone."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ReceiveCall:
         is_lasting: True if the receipts of the messages last.
         on_over: Called after the answer, in the thread that answers; None: the caller uses `wait`.
         is_brief: True to answer with no messages as soon as a look finds none.
-        is_over: True if it was answered.
-        is_gone: True if nobody waits for its answer any more.
-        is_looked: True if a look that began after the call has found nothing for it, or if the
-            caller has time to wait for the next look.
+        is_over: True if the call was answered.
+        is_gone: True if nobody waits for the answer any more.
+        is_looked: True if a look for rows that began after the call has found none for it, or if
+            the caller has time to wait for the next look.
     """
 
     count: int
@@ -64,7 +64,7 @@ class ReceiveCall:
         return self._messages
 
     def wait(self, clock: Clock, seconds: float | None) -> None:
-        """Wait for the answer, at most `seconds`; None: until it is given."""
+        """Wait for the answer, at most `seconds`; if None, until the answer is given."""
         news = self._news
         if news is None:
             news = self._news = locks.condition(self._lock)
@@ -75,7 +75,7 @@ class ReceiveCall:
                     return
 
     def give(self, messages: list[Message]) -> list[Message]:
-        """Answer with these messages; returns them if the caller has gone, else none."""
+        """Answer with these messages; returns them if the caller has gone, else an empty list."""
         with self._lock:
             if self.is_gone:
                 self.is_over = True
@@ -93,7 +93,7 @@ class ReceiveCall:
         self._tell()
 
     def abandon(self) -> list[Message]:
-        """Record that the caller has gone; returns the messages that it was given."""
+        """Record that the caller has gone; returns the messages that the caller was given."""
         with self._lock:
             self.is_gone = True
             messages, self._messages = self._messages, []

@@ -1,7 +1,7 @@
-"""Care for rows that somebody else may have settled: each is reread just before its hand-out.
+"""Care for rows that others may have settled: each is reread just before its hand-out.
 
-These are claims, and rows of a shard whose last holder has not released it. The attempts of the
-latter are recorded before the hand-out.
+Such rows are claims, and rows of a shard whose last holder did not release its lease. For the
+second kind the attempt is recorded before the hand-out.
 
 ```
  row ──► does it exist? ── no: forgotten: somebody else settled it     one read for up to 100 rows
@@ -60,7 +60,8 @@ class Care:
             None if the delivery may begin; else its outcome.
         """
         row = one.row
-        # An attempt that is recorded and does not begin is lost: record none as the lease ends.
+        # An attempt that is recorded for a delivery that then cannot begin is lost: record none
+        # just before the lease ends.
         while not self._is_stopping() and (
             self._clock.boot_us() < one.lease.deadline_us - _RECORD_US
         ):
@@ -68,7 +69,7 @@ class Care:
                 if not self._is_there(one):
                     return LEFT
                 if one.is_stale:
-                    # Somebody else has edited the row: its group takes it in anew.
+                    # Another member has edited the row: its group takes it in anew.
                     return GIVEN_UP
                 if one.careful:
                     # A row with `not_before_ms` counts as waiting for a retry, not as running.
@@ -78,11 +79,12 @@ class Care:
                         serial=row.serial + SERIALS_AFTER_TAKEOVER,
                     )
                     self._store.edit([edit])
-                    # The handler is to see the due of the retry, which the stored row has lost.
+                    # The stored row has lost the due of the retry, which the handler is to see.
                     one.replace(edit._replace(not_before_ms=row.not_before_ms))
                     one.note_edit()
             except StoreTimeout as error:
-                # The attempt may be recorded. After a release, each new try might use another.
+                # The store may have recorded the attempt. Try again without a release: after a
+                # release, each new try might use up another attempt.
                 log.warning("message %s waits: %s", row.message_id, error)
                 self._clock.sleep(_PAUSE_S)
             except ShardqError as error:
@@ -95,8 +97,8 @@ class Care:
     def _is_there(self, one: Delivery) -> bool:
         """True if a delivery's row existed within the last second.
 
-        Its former holder may have been slow, not dead: a row that it has settled or postponed since
-        we read the row must not be delivered again.
+        The shard's former holder may have been slow, not dead. A row that it has settled or
+        postponed since this member read the row must not be delivered again.
         """
         now_us = self._clock.boot_us()
         if now_us < one.there_until_us:
@@ -110,7 +112,7 @@ class Care:
         return one.row.id in there
 
     def _with_next(self, one: Delivery) -> list[Delivery]:
-        """A delivery, and the next ones of its lease that are to be checked and have not begun."""
+        """A delivery, and the next ones of its lease that need a check and have not begun."""
         waiting = (
             other
             for other in list(self._memory.known.values())

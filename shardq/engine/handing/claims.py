@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Position
 
 _ROUND_ROWS = 10
-"""How many rows a caller gets before the next one in line gets some."""
+"""How many rows a caller gets before the next caller in line gets some."""
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +46,17 @@ class Claims:
         self._engine = engine
         self._starts: dict[Delivery, Start] = {}
         self._followers: dict[Delivery, list[Delivery]] = {}
-        """Head of a group -> its followers: rows that the head's caller gets along with it."""
+        """Head of a group -> its followers: rows behind the head that its caller gets as well."""
 
     def take(self, line: dict[ReceiveCall, None], taken: dict[ReceiveCall, list[Delivery]]) -> None:
         """Take due rows for the callers in line, round by round, up to a batch.
 
         Args:
-            line: The callers in line; a caller that gets rows is removed.
-            taken: Caller -> its rows; filled here.
+            line: The callers in line; a caller that gets rows is removed from it.
+            taken: Caller -> its rows; this method fills it.
         """
-        # A head that was settled or edited meanwhile must not be taken; a row that is now before it
-        # must be.
+        # Reread noted rows first: a head that was settled or edited meanwhile must not be taken,
+        # and a row that now precedes it must be.
         self._engine.groups.look(self._engine.intake.accept)
         left_rows, left_bytes = BATCH_ROWS, BATCH_BYTES
         wanting = list(line)
@@ -68,7 +68,7 @@ class Claims:
                 most = min(caller.count - rows[caller], left_rows)
                 due, due_rows, due_bytes = self._due(most, caller.per_group, left_bytes)
                 if due and caller not in taken and line.pop(caller, caller) is not None:
-                    # The caller has just gone: release the rows to the next one.
+                    # The caller has just gone: release the rows for the next caller.
                     for one in due:
                         self._engine.outbox.give_up(one)
                     continue
@@ -99,7 +99,7 @@ class Claims:
         ones = list(chain.from_iterable(taken.values()))
         try:
             if not self._engine.outbox.is_empty:
-                # Burials must not wait for the next call.
+                # Burials must be stored now, not at the next call.
                 self._engine.flush()
             given = {caller: self._with_followers(mine) for caller, mine in taken.items()}
             planned = {
@@ -108,7 +108,7 @@ class Claims:
             claimed = self._carry_out(planned)
         except StoreRefused as error:
             if len(taken) > 1:
-                # Because of one row of one caller: the others still get theirs.
+                # One row of one caller may be the cause: the other callers still get their rows.
                 return self._claim_one_by_one(taken)
             self._give_up(ones)
             for caller in taken:
@@ -173,8 +173,8 @@ class Claims:
     def _may_follow(self, row: Row) -> bool:
         """True if a row may be claimed along with the head of its group.
 
-        A row that waits for its time, is claimed, has a key, is over or is purged must become the
-        head first.
+        A row must become the head first if it waits for its time, is claimed, has a key, is purged,
+        or has no attempts left.
         """
         register = self._register
         return (
@@ -188,14 +188,14 @@ class Claims:
         return [each for one in mine for each in (one, *self._followers.get(one, ()))]
 
     def _begin(self, taken: dict[ReceiveCall, list[Delivery]]) -> None:
-        """Begin rows with keys together; leave out rows that may not, or have no attempt left."""
+        """Begin rows with keys together; leave out rows that may not begin, or have no attempt."""
         keyed = [one for mine in taken.values() for one in mine if one.row.key is not None]
         self._starts = dict(self._engine.starts.begin_all(keyed)) if keyed else {}
         for caller, mine in taken.items():
             begun: list[Delivery] = []
             for one in mine:
                 if one.row.key is not None and one not in self._starts:
-                    # It may not begin: its outcome is on its way to the store.
+                    # This row may not begin, and its outcome is on its way to the store.
                     continue
                 if self._engine.outbox.is_over(one.row):
                     self._engine.outbox.end(one)
@@ -207,7 +207,7 @@ class Claims:
         """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
         planner, member = self._home.settler.planner, self._home.member
-        # A follower was not taken out of `ready`, which would have set its attempt.
+        # Taking a row out of `ready` sets its attempt, and a follower was not taken out.
         attempt = one.attempt or one.row.attempt + 1
         plan = planner.receive(
             one.row, caller.visibility_ms, attempt, holder=member, is_lasting=caller.is_lasting
@@ -217,13 +217,13 @@ class Claims:
     def _carry_out(
         self, planned: Mapping[Delivery, RowMove | Row]
     ) -> dict[Delivery, tuple[int, Row]]:
-        """Claim rows; release rows that are not claimed, and forget those that others settled.
+        """Claim rows; release rows that are not claimed, and forget rows that others have settled.
 
         Returns:
             Claimed delivery -> the due from which its lateness counts, and the row of its claim.
         """
         engine, outbox = self._engine, self._engine.outbox
-        # Time has passed since the rows were taken: another may have leased a shard.
+        # Time has passed since the rows were taken: another member may have leased a shard.
         lapsed = [one for one in planned if not engine.leases.is_valid(one.lease)]
         claims = {one: plan for one, plan in planned.items() if one not in lapsed}
         edits = {one: plan for one, plan in claims.items() if isinstance(plan, Row)}
@@ -262,7 +262,7 @@ class Claims:
         Args:
             edits: The planned claims.
             done: The claims that were made.
-            changed: Rows that others have changed, as `_edit` returns them.
+            changed: Rows that other members have changed, as `_edit` returns them.
         """
         engine = self._engine
         # In reverse, heads last: when a head is done, the next row of its group becomes the head.
@@ -286,7 +286,7 @@ class Claims:
 
         Returns:
             The claimed rows; and the rows that others have settled or edited, as `Edits.changed`
-            returns them. Rows of a group behind one that others have edited are in neither.
+            returns them. Rows of a group behind an edited row are in neither.
         """
         groups = self._engine.groups.edits
         if not claims:
@@ -304,10 +304,11 @@ class Claims:
             changed |= groups.edit(edits)
         except StoreTimeout as unknown:
             try:
-                # Repeat the very same edits: the answer shows what became of them.
+                # Repeat the very same edits: the answer shows which rows were claimed.
                 changed |= groups.edit(edits)
             except ShardqError as error:
-                # Whatever has failed the repeat, the first try may have made the claims.
+                # Undo the claims whatever made the repeat fail: the first try may have written
+                # them.
                 groups.unclaim(edits)
                 raise unknown from error
         except StoreUnavailable:
@@ -319,16 +320,18 @@ class Claims:
         """Move rows to their claims.
 
         Returns:
-            The old positions of rows that were gone, of rows whose claims were not found after an
-            error, and of rows that exist beside their claims. A large row is deleted only after its
-            claim is written; if it is left, it is delivered as well.
+            The old positions of rows that were gone; of rows whose claims were not found after an
+            error; and of rows that exist beside their claims. A large row is deleted only after its
+            claim is written; if the delete fails, both row and claim are delivered.
         """
         settler = self._home.settler
         try:
-            # A claim that was written too late is due, so no caller gets it, wherever it is now.
+            # A claim that was written too late is due already, so no caller gets it, and its new
+            # position does not matter.
             gone, _ = settler.carry_out(moves)
         except (StoreTimeout, StoreUnavailable):
-            # An unnoticed claim would hide its message for the visibility, and cost an attempt.
+            # Look for the claims: one that was written unnoticed would hide its message for the
+            # visibility, and cost an attempt.
             positions = [at for move in moves for at in (move.old, move.new.position)]
             there = settler.still_there(positions)
             made = {move.old for move in moves if move.new.position in there}
@@ -344,18 +347,19 @@ class Claims:
             self._engine.outbox.give_up(one)
 
     def _give_back(self, ones: Iterable[Delivery]) -> None:
-        """Take back the start of deliveries with keys: they are not handed out after all."""
+        """Take back the start of deliveries with keys, as they are not handed out after all."""
         self._engine.starts.give_back(self._starts[one] for one in ones if one in self._starts)
 
     def _messages(self, claimed: Sequence[tuple[int, Row]], visibility_ms: int) -> list[Message]:
-        """The messages of claimed rows, which are their caller's from now on."""
+        """The messages of claimed rows; from now on they are their caller's to settle."""
         messages = []
         now_ms = self._clock.now_ms()
         stats = self._home.stats
         stats.count_late([(now_ms - wanted_ms) * 1_000 for wanted_ms, _ in claimed])
         for _, row in claimed:
             if visibility_ms and row.ready_ms <= now_ms:
-                # Its receipt would be refused, and another may hold the row by now.
+                # The message's receipt would be refused, and another member may hold the row by
+                # now.
                 log.warning("claiming message %s outlasted its visibility", row.message_id)
             else:
                 watch = None if row.key is None else self._engine.starts.watch(row)

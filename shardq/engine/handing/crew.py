@@ -1,4 +1,4 @@
-"""Handler threads of one queue's consumer, or shared by the consumers of several queues.
+"""Handler threads: those of one queue's consumer, or shared by the consumers of several queues.
 
 ```
  each thread ──► waits for a row of any of the queues (`waiters.py`) ──► delivers it, as the
@@ -31,7 +31,7 @@ class Work(NamedTuple):
     Attributes:
         ready: The consumer's rows.
         deliver: Delivers one row.
-        on_fault: Called with the error by which a thread ended, if no handler has raised it.
+        on_fault: Called with the error that ended a thread and that no handler has raised.
     """
 
     ready: Ready
@@ -44,9 +44,11 @@ class Crew:
 
     Args:
         threads: How many threads.
-        name: The beginning of their names.
-        stepper: Steps the engines of several consumers; None if a single consumer has a thread.
-        waiters: The waiters of a single consumer's queue; None makes new ones, for several queues.
+        name: The beginning of the threads' names.
+        stepper: Steps the engines of several consumers; None if a single consumer steps its engine
+            in a thread of its own.
+        waiters: The waiters of a single consumer's queue; None makes new waiters, for several
+            queues.
 
     Attributes:
         waiters: The threads, as they wait for rows of all the queues.
@@ -71,7 +73,7 @@ class Crew:
         locks.in_child(self, Crew._begin)
 
     def add(self, work: Work) -> None:
-        """Deliver for one more consumer. Call it before `start`."""
+        """Deliver the rows of one more consumer. Call it before `start`."""
         self._works.append(work)
 
     def start(self) -> None:
@@ -85,7 +87,8 @@ class Crew:
                 thread.start()
 
     def _begin(self) -> None:
-        # Also called in a forked child: it lacks its parent's threads; its consumers begin anew.
+        # A forked child calls this too: it lacks its parent's threads, and its consumers begin
+        # anew.
         self._works: list[Work] = []
         self.threads = [
             threading.Thread(target=self._run, name=f"{self._name}-{n}", daemon=True)
@@ -97,8 +100,8 @@ class Crew:
         try:
             self._deliver(works)
         except BaseException as error:
-            # Not a handler's error. A thread in place of this one could not know what is half done;
-            # the next reader of the lanes finds out.
+            # The error is not a handler's. A thread that replaced this one could not know what is
+            # half done: the next reader of the lanes finds out.
             for work in works:
                 work.on_fault(error)
             raise
@@ -112,7 +115,8 @@ class Crew:
             works[place].deliver(one)
             since_yield += 1
             if since_yield == _YIELD_EVERY:
-                # Handlers that never wait would keep the interpreter from the threads that read and
-                # settle, for 5 ms at a time (sys.getswitchinterval), and so run out of rows.
+                # Sleep for an instant. Handlers that never wait would keep the interpreter from the
+                # threads that read and settle, for 5 ms at a time (sys.getswitchinterval), and
+                # would so run out of rows.
                 since_yield = 0
                 self._clock.sleep(0)

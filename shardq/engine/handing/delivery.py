@@ -1,4 +1,4 @@
-"""A delivery: a row in memory, until it is settled here or is another member's.
+"""A delivery: a row in memory, until this member has settled it or another member has taken it.
 
 ```
  waiting ─claim─► claimed ─run─► running ─────────── end ──────────► ended ─forget─► gone
@@ -10,8 +10,9 @@
                      └─ withdraw, at a close ──────────────────────────────────────────►┘
 ```
 
-Handler threads and the engine race for a delivery. Each changes its stage by a step, and the first
-step wins. The table below says which steps exist, and at which stages a step comes too late.
+Handler threads and the engine race for a delivery. Each changes the delivery's stage by a step, and
+the first step wins. The table below says which steps exist, and at which stages a step comes too
+late.
 """
 
 from __future__ import annotations
@@ -29,26 +30,29 @@ if TYPE_CHECKING:
 
 
 class DeliveryStage(IntEnum):
-    """How far a delivery has come. Before `ENDED` the engine waits for its thread or caller."""
+    """How far a delivery has come. Until `ENDED` the engine waits for its thread or caller."""
 
     WAITING = 0
-    """Nobody has taken it: it is in `ready`, behind a head of its group, or being moved away."""
+    """Nobody has taken the delivery: it is in `ready`, behind a head of its group, or being moved
+    to another lane."""
     CLAIMED = 1
-    """A thread or a caller of `receive` has taken it, and may still have to ask if it may begin."""
+    """A thread or a caller of `receive` has taken the delivery, and may still have to ask if it may
+    begin."""
     RUNNING = 2
-    """Its handler has been called."""
+    """The handler has been called."""
     PARKED = 3
-    """It outlived `hold`: the engine keeps its row as a claim, and alone stores its outcome."""
+    """The delivery has run for longer than `hold`: the engine keeps its row as a claim, and only
+    the engine stores its outcome."""
     LOST = 4
-    """Somebody else has settled its row, and its handler still runs."""
+    """Another member has settled the delivery's row, and the handler still runs."""
     SAVING = 5
-    """Its thread stores its ack, so its row must stay where it is."""
+    """The delivery's thread stores its ack, so the row must not be moved."""
     ENDED = 6
-    """Its outcome is decided, and the engine stores it."""
+    """The outcome is decided, and the engine stores it."""
     STORED = 7
-    """Its thread has stored its ack."""
+    """The delivery's thread has stored its ack."""
     GONE = 8
-    """It is forgotten here: its row is settled, or another member's."""
+    """The engine has forgotten the delivery: its row is settled, or another member's."""
 
 
 WAITING, CLAIMED, RUNNING, PARKED, LOST, SAVING, ENDED, STORED, GONE = DeliveryStage
@@ -59,10 +63,10 @@ class Step:
     """A step in the life of a delivery.
 
     Attributes:
-        before: The stages that it leads from.
-        after: The stage that it leads to.
-        refused: The stages at which another step was first, or this one comes too early. From all
-            other stages there is no such step.
+        before: The stages from which the step leads.
+        after: The stage to which the step leads.
+        refused: The stages at which another step was first, or this step comes too early. From all
+            other stages the step is an error.
     """
 
     before: tuple[DeliveryStage, ...]
@@ -73,7 +77,7 @@ class Step:
 CLAIM: Final = Step((WAITING,), CLAIMED)
 RUN: Final = Step((CLAIMED,), RUNNING, (GONE,))
 WITHDRAW: Final = Step((CLAIMED,), GONE, (RUNNING, PARKED, SAVING, ENDED, STORED))
-"""Taken at a close: a delivery that its thread has not begun does not begin any more."""
+"""Taken at a close: a delivery that its thread has claimed and not begun never begins."""
 PARK: Final = Step((RUNNING, PARKED), PARKED, (CLAIMED, SAVING, ENDED, STORED))
 LOSE: Final = Step((PARKED,), LOST, (ENDED,))
 SAVE: Final = Step((RUNNING,), SAVING, (PARKED, LOST))
@@ -87,23 +91,25 @@ _lock = locks.new()
 class Delivery:
     """A row in memory, and how far its delivery has come.
 
-    Only its own methods set its attributes.
+    Only the methods of `Delivery` set its attributes.
 
     Attributes:
-        row: The row at its present position, which parks change.
-        band: Its priority.
-        lease: The lease under which it was read.
-        grouped: True if its row lives in a group lane, where it stays.
-        careful: True if its attempt is recorded before its handler is called, and its ack stored
+        row: The row at its present position; a park changes the position.
+        band: The row's priority.
+        lease: The lease under which the row was read.
+        grouped: True if the row lives in a group lane, where rows stay in place.
+        careful: True if the attempt is recorded before the handler is called, and the ack is stored
             before the next row is handed out.
-        stage: How far it has come.
+        stage: How far the delivery has come.
         attempt: The number of the delivery, from 1; 0 before it is claimed.
-        begun_us: Time since boot of the hand-out, then of its handler's call; 0 before.
-        thread_id: The thread that its handler runs in; 0 before.
-        is_claim: True if its row is a claim of ours, which no lease needs to cover any more.
-        settled: Set once a careful delivery's outcome is stored; None before its handler is called.
-        there_until_us: If it is doubtful: time since boot until which its row is taken to exist.
-        is_stale: For the head of a group: True if its row is reread before it is handed out.
+        begun_us: Time since boot of the hand-out, then of the handler's call; 0 before the
+            hand-out.
+        thread_id: The thread that the handler runs in; 0 before.
+        is_claim: True if the row is a claim of this member, which needs no lease any more.
+        settled: Set once a careful delivery's outcome is stored; None before the handler is called.
+        there_until_us: For a doubtful delivery: time since boot until which its row is taken to
+            exist.
+        is_stale: For the head of a group: True if its row must be reread before the hand-out.
         is_edited: For a row of a group: True if the row was edited under its lease.
     """
 
@@ -145,12 +151,12 @@ class Delivery:
 
     @property
     def has_ended(self) -> bool:
-        """True if its outcome is decided, or its row is another member's: nobody waits for it."""
+        """True if the outcome is decided, or the row is another member's: nobody waits on it."""
         return self.stage >= ENDED
 
     @property
     def doubtful(self) -> bool:
-        """True if somebody else may settle its row, which is reread before the hand-out."""
+        """True if another member may settle the row: it is reread before the hand-out."""
         return self.careful or self.row.claim is not None
 
     # Steps ----------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Delivery:
         raise self._illegal(step)
 
     def claim(self, now_us: int) -> None:
-        """Record that a thread or a caller has taken it out of `ready`, whose lock is held.
+        """Record that a thread or a caller took the delivery out of `ready`, whose lock is held.
 
         Raises:
             RuntimeError: As for `take`.
@@ -185,7 +191,7 @@ class Delivery:
         self.attempt = self.row.attempt + 1
 
     def run(self, now_us: int) -> bool:
-        """Begin to run in the calling thread; returns False if it must not begin any more."""
+        """Begin to run in the calling thread; False if the delivery must not begin any more."""
         if not self.take(RUN):
             return False
         self.begun_us = now_us
@@ -195,7 +201,7 @@ class Delivery:
         return True
 
     def forget(self) -> None:
-        """Forget it, as its row is settled or another member's. A lost one must end first.
+        """Forget the delivery, as its row is settled or another member's. A lost one must end.
 
         Only the thread that steps the engine forgets deliveries.
 
@@ -219,29 +225,29 @@ class Delivery:
     # Facts ----------------------------------------------------------------------------------------
 
     def uncount(self) -> None:
-        """Take back the count of this delivery, because its row is buried instead."""
+        """Take back the count of this delivery as an attempt, because its row is buried instead."""
         self.attempt -= 1
 
     def replace(self, row: Row) -> None:
-        """Replace its row, which was edited in place or is kept without its body from now on."""
+        """Replace the row by its form after an edit in place, or by itself without its body."""
         self.row = row
 
     def note_edit(self) -> None:
-        """Record that its row, of a group, was edited under its lease."""
+        """Record that the row, of a group, was edited under the delivery's lease."""
         self.is_edited = True
 
     def note_look(self, until_us: int, *, is_stale: bool) -> None:
-        """Record that its row existed just now, and is taken to exist until `until_us`."""
+        """Record that the row existed just now, and is taken to exist until `until_us`."""
         self.there_until_us, self.is_stale = until_us, is_stale
 
     def wait(self) -> None:
-        """Record that it is the head of its group, and waits for its time."""
+        """Record that the delivery is the head of its group, and waits for its time."""
         self.is_stale = True
 
     def lead(self, *, careful: bool) -> None:
-        """Record that it is the head of its group, and is handed out next."""
+        """Record that the delivery is the head of its group, and is handed out next."""
         self.careful, self.is_stale = careful, False
 
     def become_claim(self, claim: Row) -> None:
-        """Record that its row was parked: from now on the row is this claim."""
+        """Record that the row was parked: from now on the delivery's row is this claim."""
         self.row, self.is_claim = claim, True

@@ -1,4 +1,4 @@
-"""The log of a consumer's failures: each at most once, and at a bounded rate.
+"""The log of a consumer's failures: each failure once at most, and at a bounded rate.
 
 ```
  a delivery fails ── note ──┬─ at most 10 in any second ──► a line, and the traceback
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORTED = "is_reported"
-"""The attribute of a record whose failures have lines elsewhere, as those of a worker have."""
+"""Log records have this attribute: True if the failures have log lines elsewhere, as those of a
+worker have."""
 SHOWN_MAX = 10
-"""The most failures of one consumer that the log shows in any second; the rest is counted."""
+"""The most failures of one consumer that the log shows in any second; the rest are counted."""
 _SECOND_US = 1_000_000
 _KINDS_MAX = 20
 """The most kinds of failure that are counted by name; the others are counted together."""
@@ -68,8 +69,9 @@ class FailureLog:
             one: The delivery.
             outcome: Its outcome.
             error: The error of its handler. Its traceback is shown, unless it is a `Retry` or a
-                `Bury` without a cause, whose reason says all.
-            kind: The kind that it is counted as; by default the error's class, or the reason.
+                `Bury` without a cause, of which the reason is enough.
+            kind: The kind under which the failure is counted; by default the error's class, or the
+                reason.
             level: The level of the line.
         """
         if outcome.fate not in FAILED:
@@ -95,8 +97,8 @@ class FailureLog:
         """True if the log has room for one more failure; else the failure is counted by kind.
 
         Args:
-            kind: Its kind.
-            is_reported: True if a line of its own says it elsewhere.
+            kind: The failure's kind.
+            is_reported: True if another log has a line for the failure.
         """
         now_us = self._clock.boot_us()
         with self._lock:
@@ -112,10 +114,10 @@ class FailureLog:
             return False
 
     def flush(self, *, everything: bool = False) -> None:
-        """Log how many failures were left out, a second after the first of them.
+        """Log how many failures were left out, one second after the first of them was.
 
         Args:
-            everything: True to log it at once, as the member ends.
+            everything: True to log the number at once, because the member ends.
         """
         if not self._left_out:
             return
@@ -136,7 +138,7 @@ class FailureLog:
 
     def _attempt_of(self, one: Delivery, outcome: Outcome) -> str:
         if is_dead_queue(self._register.name):
-            # A dead message never runs out of attempts.
+            # A message in a dead-letter queue never runs out of attempts.
             return f"{one.attempt}"
         return f"{one.attempt} of {outcome.attempts or self._register.settings.attempts}"
 
@@ -152,9 +154,9 @@ def one_line(reason: str) -> str:
 
 
 def sound_traceback(record: logging.LogRecord) -> bool:
-    """Filter a record of a logger: turn its traceback into text that a file in UTF-8 can take.
+    """Filter a log record: turn its traceback into text that a file in UTF-8 can take.
 
-    An error may hold half of a surrogate pair, for which the whole line would be lost.
+    An error may hold half of a surrogate pair, because of which the whole line would be lost.
     """
     if record.exc_info:
         text = _FORMATTER.formatException(record.exc_info)
@@ -170,7 +172,8 @@ def _delay(outcome: Outcome) -> str:
 def exc_info_of(error: BaseException, outcome: Outcome) -> Any:
     """The `exc_info` for `logging`, from the user's code on; None if there is nothing to show.
 
-    An error is shown only if the outcome has its traceback: `logging` can then format it too.
+    An error is shown only if the outcome has its traceback: then `logging` can format the error
+    too.
     """
     if not outcome.traceback:
         return None

@@ -1,7 +1,7 @@
-"""Checks that a call of a user's function does the work: before the call, and by its result.
+"""Checks that a call of a user's function does the work: before the call, and by the call's result.
 
-A call of an async function, or of one with `yield`, only makes an object. The work runs when the
-object is awaited or iterated over, which a consumer does not do.
+A call of an async function, or of a function with `yield`, only makes an object. The work runs when
+the object is awaited or iterated over, which a consumer does not do.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ _KINDS = (
 )
 """Each refused kind of function: how to recognise it, its name, and what to give instead."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict, set))
-"""Types that most handlers return: a closer look would cost each delivery 2 us."""
+"""Types that most handlers return. For these a closer look, which takes 2 us, is skipped."""
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
-"""Attributes of a coroutine or generator for the code left to run: None once it has ended."""
+"""Attributes by which a coroutine or generator holds the code left to run: None once it has
+ended."""
 
 
 def check_function(given: object, what: str) -> None:
-    """Refuse a function that would evidently not do its work when called with a message.
+    """Refuse a function that evidently would not do its work when called with a message.
 
     Args:
         given: The value given as a function.
         what: The name of the argument, for the error.
 
     Raises:
-        BadSetting: If it cannot be called, is async, a generator, or a class.
+        BadSetting: If the value cannot be called, is async, a generator, or a class.
     """
     if not callable(given):
         raise BadSetting(f"{what} must be a function of a message, not {shown(given)}.")
@@ -66,9 +67,9 @@ def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
 
 
 def undone(returned: object) -> str:
-    """The work that a call has left undone, and what to do about it; empty if it has done all.
+    """The work that a call has left undone, and what to do about it; empty if all was done.
 
-    It waits for the result of a future, and closes a coroutine or a generator.
+    If the call returned a future, wait for its result; a coroutine or generator is closed.
 
     Raises:
         BaseException: The error of a future's work.
@@ -77,12 +78,12 @@ def undone(returned: object) -> str:
 
 
 def unrun(result: object, if_async: str, if_lazy: str) -> str:
-    """The work that a result shows to be undone, and what to do about it; empty if none.
+    """The work that a result shows to be undone, and what to do about it; empty if there is none.
 
     Args:
         result: The result of a call.
-        if_async: What to do if it is a coroutine.
-        if_lazy: What to do if it is a generator.
+        if_async: What to do if the result is a coroutine.
+        if_lazy: What to do if the result is a generator.
     """
     if type(result) in _PLAIN:
         return ""
@@ -95,7 +96,8 @@ def unrun(result: object, if_async: str, if_lazy: str) -> str:
     if any(getattr(result, frame, result) is None for frame in _FRAMES):
         return ""
     if isinstance(result, (Coroutine, Generator)):
-        # Python would complain that a coroutine was never awaited, once more and without a name.
+        # Close it, or Python would complain a second time, and without a name, that a coroutine was
+        # never awaited.
         result.close()
     name = getattr(result, "__qualname__", "")
     made = f"the {type(result).__name__} {name}".strip()
@@ -107,14 +109,14 @@ def unrun(result: object, if_async: str, if_lazy: str) -> str:
 def finished(returned: object) -> object:
     """The value that a call returned or, if the value is a future, the future's result.
 
-    It waits for a future, whose work has begun: if the message failed now, the work would be done
-    twice. An unfinished future of asyncio is returned itself, as it cannot be waited for here.
+    A future is waited for, because its work has begun: if the message failed now, the work would be
+    done twice. An unfinished future of asyncio is returned itself, as a thread cannot wait for it.
 
     Raises:
         BaseException: The error of the future's work.
     """
     while (kind := type(returned)) not in _PLAIN:
-        # If the value is of this module, the module has been imported.
+        # If the value is a result of multiprocessing.pool, that module has been imported.
         pool = sys.modules.get("multiprocessing.pool")
         if pool is not None and isinstance(returned, pool.AsyncResult):
             returned = returned.get()

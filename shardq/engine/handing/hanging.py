@@ -28,9 +28,9 @@ _LEAST_MS = 10_000
 """No handler hangs before this time, however short its queue's `hold` is."""
 _LOOK_EVERY_US = 1_000_000
 SHOWN_MAX = 10
-"""The most handlers that the log names at each look, once a second; the rest is counted."""
+"""The most handlers that the log names at each look, once a second; the rest are counted."""
 _FRAMES_MAX = 12
-"""The most frames shown of a handler's stack: half of them outer ones, half inner ones."""
+"""The most frames of a handler's stack that are shown: half of them outer, half inner ones."""
 
 
 def hangs_after_ms(settings: Settings) -> int:
@@ -49,10 +49,10 @@ class Hanging(Part):
         """Logged delivery -> the run time at which it is logged again."""
 
     def look(self, *, everything: bool = False) -> None:
-        """Log which handlers run long, and which of those have ended; once a second at most.
+        """Log which handlers run long, and which logged ones have ended; once a second at most.
 
         Args:
-            everything: True to look at once, as the member ends.
+            everything: True to look at once, because the member ends.
         """
         now_us = self._clock.boot_us()
         if now_us - self._looked_us < _LOOK_EVERY_US and not everything:
@@ -98,7 +98,8 @@ class Hanging(Part):
             else:
                 thread = f", in thread {names.get(one.thread_id, one.thread_id)}"
                 place = place_of(one.thread_id)
-            # If it has ended meanwhile, `place` may be that of its thread's next delivery.
+            # If the delivery has ended meanwhile, `place` may be that of its thread's next
+            # delivery.
             if one.has_ended:
                 continue
             log.warning(
@@ -120,7 +121,7 @@ class Hanging(Part):
 
 
 def place_of(thread_id: int) -> str:
-    """The stack of a thread in the user's code, as Python prints it; empty if it has ended.
+    """The stack of a thread in the user's code, as Python prints it; empty if the thread has ended.
 
     The frames from the start of the thread through shardq to that code are left out.
     """

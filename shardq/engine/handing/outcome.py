@@ -36,10 +36,10 @@ class HandlerDecision(Exception):
     """An exception by which a handler decides what happens to its message."""
 
     _is_failure = True
-    """False if a run that raises it has not failed; its span reads this."""
+    """False if a run that raises this exception has not failed; the run's trace span reads this."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Python would make a copy from the text, which is not the argument of these classes.
+        # Python would copy the exception from its text, which is not the argument of these classes.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -92,7 +92,7 @@ class Discard(HandlerDecision):
 
 
 class Expired(Discard):
-    """Raised by a worker: the job is too old to be of use; end it as expired."""
+    """Raised by a worker: the job is too old to be of use; its message ends as expired."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -103,7 +103,7 @@ def outcome_of(error: BaseException) -> Outcome:
         ended = EXPIRED if isinstance(error, Expired) else CANCELLED
         return ended._replace(reason=_text_of(error))
     try:
-        # The traceback module copes with most that cannot be printed, but not with all of it.
+        # The traceback module copes with most errors that cannot be printed, but not with all.
         lines = traceback.format_exception_only(error)
         # A syntax error prints its place first; other errors print their notes last.
         reason = lines[-1 if isinstance(error, SyntaxError) else 0].strip()[:_REASON_CHARS]
@@ -116,7 +116,7 @@ def outcome_of(error: BaseException) -> Outcome:
         text = _text_of(error) or "the handler buried it"
         return Outcome(Fate.BURY, None, text, told if has_cause else "")
     if isinstance(error, Retry):
-        # If shardq raised it for a command of the user's, it has no code of theirs to show.
+        # A `Retry` that shardq raised for a user's command has no code of theirs to show.
         is_shown = frames is not None or has_cause
         return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told if is_shown else "")
     return Outcome(Fate.RETRY, None, reason, told)
@@ -135,12 +135,12 @@ def is_own(frame: FrameType) -> bool:
 
 
 def _delay_of(asked: Retry | Snooze) -> int | None:
-    # A subclass of the user's may not have called the `__init__` that sets it.
+    # A subclass of the user's may not have called `__init__`, which sets the delay.
     return getattr(asked, "delay_ms", None)
 
 
 def _reason_of(asked: Snooze) -> str:
-    # Likewise; and a subclass may use `reason` for another value.
+    # Likewise the reason; and a subclass may use `reason` for another value.
     reason: object = getattr(asked, "reason", "")
     return reason[:_TEXT_CHARS] if isinstance(reason, str) else ""
 

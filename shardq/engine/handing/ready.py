@@ -4,9 +4,9 @@
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
 ```
 
-Handler threads wait here, one of them until the very next due (`waiters.py`): a timer fires on its
-millisecond, in the thread that handles it. There is no bound here: the reader never adds more rows
-than it has room for.
+Handler threads wait here, one of them until the very next due (`waiters.py`). So a row is taken on
+its millisecond, by the thread that handles it. The number of rows has no bound here: the reader
+never adds more rows than it has room for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PASSED_MAX = 1_000
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
-"""The due, or since when a shared row has waited; the order of the row id; the delivery."""
+"""The due, or since when a shared row has waited; the sort key of the row id; the delivery."""
 
 
 def _nothing(*_given: object) -> None:
@@ -39,17 +39,18 @@ def _nothing(*_given: object) -> None:
 
 
 class Ready:
-    """The rows that are read and not handed out. Every method may be called from any thread.
+    """Rows that were read and not handed out yet. Every method may be called from any thread.
 
     Args:
         bands: How many priorities the queue has.
-        waiters: The threads that wait for its rows, if they wait for rows of other queues too.
-        on_take: Called with each delivery as it is taken.
+        waiters: The threads that wait for the queue's rows, if they wait for rows of other queues
+            too.
+        on_take: Called with each delivery when it is taken.
         on_wait: Called when a thread begins to wait, because nothing is due.
 
     Attributes:
         bands: How many priorities the queue has.
-        waiters: The threads that wait for its rows.
+        waiters: The threads that wait for the queue's rows.
     """
 
     def __init__(
@@ -70,18 +71,19 @@ class Ready:
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._horizon: list[int | None] = [None] * bands
         self.is_stopped = False
-        """True once nothing more is handed out."""
+        """True once no more rows are handed out."""
         self.on_wait = on_wait
         self._on_take = on_take
         self.given_us = 0
-        """When a row that another member shared with this one last came due, time since boot."""
+        """When a row that another member gave to this one last came due, time since boot."""
 
     def add(self, deliveries: list[Delivery], *, is_taken: bool = False) -> None:
         """Add rows, due or not yet.
 
         Args:
             deliveries: The deliveries of the rows.
-            is_taken: True if the calling thread takes a row next, so that no other need wake.
+            is_taken: True if the calling thread takes a row next, so that no other thread need
+                wake.
         """
         if not deliveries:
             return
@@ -94,7 +96,8 @@ class Ready:
             if row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                # A shared row has waited longer than its due says. No call: this runs for each row.
+                # A shared row was moved to a new due, and has waited for longer. Inlined, as this
+                # runs for each row.
                 at_ms = row.due_ms
                 if row.since_ms is not None:
                     at_ms, is_given = row.since_ms, True
@@ -108,12 +111,12 @@ class Ready:
             for band, entries in due.items():
                 _push(self._due[band], entries)
             if (due and not is_taken) or (future and self._future[0][0] < head):
-                # The leader waits for a later due: it must look again.
+                # The leader, which waits for a later due, must look again.
                 self.waiters.leader = None
                 self._changed.notify(len(deliveries))
 
     def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
-        """Add one row that is due, as `add` does; `place` is its due and the order of its id."""
+        """Add one row that is due, as `add` does; `place` is its due and the sort key of its id."""
         with self._lock:
             heapq.heappush(self._due[one.band], (*place, one))
             if not is_taken:
@@ -121,7 +124,7 @@ class Ready:
                 self._changed.notify()
 
     def take(self) -> Delivery | None:
-        """Take the first row that is due; None without one."""
+        """Take the first row that is due; None if no row is."""
         with self._lock:
             return self._pop()
 
@@ -135,24 +138,24 @@ class Ready:
 
     @property
     def is_threaded(self) -> bool:
-        """True if threads wait here; else the thread that steps the engine takes the rows."""
+        """True if threads wait here; False if the thread that steps the engine takes the rows."""
         return self.waiters.is_threaded
 
     def refuse(self) -> None:
-        """Hand out nothing more; waiting threads notice it within a second, or by `stop`.
+        """Hand out no more rows; waiting threads notice this within a second, or by `stop`.
 
-        It takes no lock: a signal handler may call it in a thread that holds the lock.
+        No lock is taken: a signal handler may call this in a thread that holds the lock.
         """
         self.is_stopped = True
 
     def stop(self) -> None:
-        """Hand out nothing more, and wake all waiting threads."""
+        """Hand out no more rows, and wake all waiting threads."""
         self.refuse()
         with self._lock:
             self._changed.notify_all()
 
     def set_horizon(self, horizon: list[int | None]) -> None:
-        """Hand out each band's rows only up to a due, as lagging lanes may have earlier ones."""
+        """Set the due up to which a band's rows may be taken: lagging lanes may have earlier."""
         with self._lock:
             if horizon != self._horizon:
                 self._horizon = horizon
@@ -170,9 +173,9 @@ class Ready:
         return len(self._future) + sum(map(len, self._due))
 
     def next_due_ms(self) -> int | None:
-        """The due of the first row that can be taken at its due; None without one.
+        """The due of the first row that can be taken at its due; None if there is no such row.
 
-        A due row that waits because a lagging lane may have an earlier one does not count.
+        A due row that waits because a lagging lane may have an earlier row does not count.
         """
         with self._lock:
             for heap, horizon in zip(self._due, self._horizon, strict=True):
@@ -195,7 +198,7 @@ class Ready:
             return sum(map(len, self._due))
 
     def has(self, count: int) -> bool:
-        """True if so many rows can be taken now; rows that wait for a lagging lane do not count."""
+        """True if `count` rows can be taken now; rows that wait for a lagging lane do not count."""
         with self._lock:
             self._promote()
             for heap, horizon in zip(self._due, self._horizon, strict=True):
@@ -210,10 +213,11 @@ class Ready:
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
         """Count the due rows that `wanted` accepts, and find since when the first has waited.
 
-        It looks at `most` rows. If more are due, all count as accepted once one of these is.
+        Only `most` rows are looked at. If more are due and one of the rows looked at is accepted,
+        all due rows count as accepted.
 
         Returns:
-            The count, and epoch milliseconds; zeros if none is accepted.
+            The count, and since when, in epoch milliseconds; zeros if no row is accepted.
         """
         with self._lock:
             count = sum(map(len, self._due))
@@ -231,7 +235,8 @@ class Ready:
     ) -> list[Delivery]:
         """The first due rows that `wanted` accepts, in the order in which handlers get them.
 
-        They stay here. Rows that wait for a lagging lane are among them: they are handed out soon.
+        The rows are not taken out. Rows that wait for a lagging lane are among them, as they are
+        handed out soon.
 
         Args:
             count: The most rows to find.
@@ -246,8 +251,8 @@ class Ready:
     ) -> list[Delivery]:
         """Take out the first due rows that `wanted` accepts: no handler gets them any more.
 
-        They are in the order in which handlers would get them. It looks at `count` + 1,000 rows at
-        most.
+        The rows are in the order in which handlers would get them. `count` + 1,000 rows are looked
+        at, at most.
 
         Args:
             count: The most rows to take out.
@@ -266,7 +271,7 @@ class Ready:
         is_taken: bool,
         is_early: bool = False,
     ) -> list[Delivery]:
-        """Find rows for `first_due` or, where they are taken out, for `relinquish`."""
+        """Find rows, for `first_due`; or take them out, for `relinquish`."""
         picked: list[Delivery] = []
         self._promote()
         heaps = list(zip(self._due, self._horizon, strict=True))
@@ -278,7 +283,7 @@ class Ready:
                 if is_taken and horizon is not None and heap[0][0] > horizon:
                     break
                 looks -= 1
-                # A search of the heap takes Python twice as long as pops and pushes.
+                # Pop and push: a search of the heap without them takes Python twice as long.
                 entry = heapq.heappop(heap)
                 is_wanted = wanted(entry[2])
                 if is_wanted:
@@ -287,12 +292,12 @@ class Ready:
                     passed.append(entry)
             _push(heap, passed)
             if len(picked) >= count or horizon is not None:
-                # Bands are strict: this one may have rows that are not read yet.
+                # Bands are strict: rows of this band that are not read yet come before later bands.
                 break
         return picked
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
-        """The lanes that have a row that waits for a handler, due by their time in `until_ms`."""
+        """The lanes in `until_ms` with a row in `ready` that is due by the lane's time there."""
         sought, found = dict(until_ms), set()
         with self._lock:
             self._promote()
@@ -329,18 +334,19 @@ class Ready:
                 return None
             if heap:
                 one = heapq.heappop(heap)[2]
-                # Under the lock, so that a stop cannot overlook this delivery.
+                # Call it under the lock, so that a stop cannot overlook this delivery.
                 self._on_take(one)
                 return one
         return None
 
     def _let_go(self) -> None:
-        # Polls call this often: a row that is not due wakes no thread, as the leader waits for it.
+        # Polls call this often: a row that is not due wakes no thread, as the leader waits for its
+        # due.
         if any(self._due):
             self._changed.notify_all()
 
     def seconds_to_next(self) -> float:
-        """Seconds until a row comes due; infinite without one. The waiters' lock is held."""
+        """Seconds until a row comes due; infinite without rows. The waiters' lock is held."""
         if not self._future:
             return math.inf
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
@@ -348,7 +354,7 @@ class Ready:
 
 def _push(heap: list[_Entry], entries: list[_Entry]) -> None:
     if len(entries) > len(heap) // 8:
-        # A page is added at once in linear time; each push would cost a logarithm.
+        # A page of rows is added at once in linear time; each push would cost a logarithm.
         heap += entries
         heapq.heapify(heap)
     else:

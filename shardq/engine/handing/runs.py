@@ -1,4 +1,4 @@
-"""How long handlers run, by queue, task and outcome: noted as each ends, counted in batches."""
+"""How long handlers run, by queue, task and outcome: noted when a run ends, counted in batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Runs:
 
     Args:
         home: The queue's home.
-        endings: Know when the work of a held delivery began.
+        endings: Has the time at which the work of a held delivery began.
     """
 
     def __init__(self, home: QueueHome, endings: Endings) -> None:
@@ -43,7 +43,7 @@ class Runs:
         self._tasks: dict[str | None, str] = {None: ""}
 
     def note(self, one: Delivery, outcome: Outcome, _error: BaseException | None) -> None:
-        """Note a run that has just ended, in its thread."""
+        """Note a run that has just ended, in the run's thread."""
         begun_us = one.begun_us
         if self._held and (ending := self._held.get(one)) is not None:
             begun_us = ending.begun_us or begun_us
@@ -57,7 +57,7 @@ class Runs:
         self._ended.append((task, outcome.fate, self._clock.boot_us() - begun_us))
 
     def count(self) -> None:
-        """Count the runs noted since the last call; one thread calls it."""
+        """Count the runs noted since the last call. Only one thread may call this."""
         ended = self._ended
         if not ended:
             return

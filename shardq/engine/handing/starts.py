@@ -7,8 +7,8 @@
  begun in advance ── not taken within 1 s, or not in memory any more ─► given back
 ```
 
-Rows that are begun in advance stay in `ready`, and code that takes them out need not know of this.
-`records/keys.py` says which message has a name.
+Rows that are begun in advance stay in `ready`, and code that takes them out need not know that they
+are begun. `records/keys.py` decides which message has a name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _AHEAD_MAX = 1_000
 _LOW_PART = 3
 _LOOKS_EACH = 4
 _LOOKS_MORE = 100
-"""Rows of `ready` to look at: `_LOOKS_EACH` for each to begin in advance, and `_LOOKS_MORE`."""
+"""How many rows of `ready` to look at: `_LOOKS_EACH` for each row to begin in advance, and
+`_LOOKS_MORE` besides."""
 _SPAN_US_MIN = 1_000
 _GROWTH = 4
 _KEPT_US = 1_000_000
@@ -56,9 +57,9 @@ _ROUNDS = 3
 _WAIT_S = 1.0
 _PAUSE_S = 0.2
 _LATER_US = 500_000
-"""How soon a row that a command by key is about to replace is reread."""
+"""How soon a row is reread that a command by key is about to replace."""
 _BEHIND_MS = 10_000
-"""How long a message that follows a long run is postponed."""
+"""How long a message is postponed that must wait for the end of a running message."""
 _DAMAGED_US = 60_000_000
 _BACK_MAX = 10_000
 _ASK_US = 250_000
@@ -69,15 +70,16 @@ class Start:
     """A delivery that is to begin, and the decision whether it does.
 
     Attributes:
-        one: The delivery.
+        one: The delivery that is to begin.
         change: The change of the key's row; None if none is needed.
         name: The message's name.
         is_over: True if it is decided whether the delivery begins.
         has_begun: True if the delivery has begun.
-        outcome: The outcome of a delivery that does not begin.
-        after_us: How soon the row of such a delivery is released; 0: it ends by `outcome`, at once.
-        until_us: If begun in advance: time since boot until which it waits for a slot.
-        damage: What is damaged in its row or its key's; empty if nothing is.
+        outcome: The outcome if the delivery does not begin.
+        after_us: How soon the row is released if the delivery does not begin; 0: the delivery ends
+            at once, by `outcome`.
+        until_us: If begun in advance: time since boot until which the delivery waits for a slot.
+        damage: What is damaged in the message's row or in its key's row; empty if nothing is.
     """
 
     one: Delivery
@@ -118,7 +120,8 @@ class Starts(Part):
         self._changed = locks.condition(self._lock)
         self._asked: list[Start] = []
         self._ahead: dict[bytes, Start] = {}
-        """Row id -> a start in advance, written or not yet. Only the writing thread adds to it."""
+        """Row id -> a start in advance, written or not yet. Only the writing thread adds
+        entries."""
         self._is_writing = False
         self._wrote_us = 0
         self._taken = 0
@@ -136,7 +139,8 @@ class Starts(Part):
         """Begin a delivery whose row has a key, in the thread that has taken it.
 
         Returns:
-            None if it may not begin: its outcome is on its way to the store.
+            The start; None if the delivery may not begin, and its outcome is on its way to the
+            store.
         """
         if not self._has_keys:
             return Start(one, None)
@@ -152,7 +156,7 @@ class Starts(Part):
         return None
 
     def begin_all(self, deliveries: Iterable[Delivery]) -> dict[Delivery, Start]:
-        """Begin many, as `begin` does, for callers of `receive`; returns those that have begun."""
+        """Begin many deliveries, for callers of `receive`; returns the starts that began."""
         starts = [self._start(one) if self._has_keys else Start(one, None) for one in deliveries]
         while left := [start for start in starts if not start.is_over]:
             self._decide(_by_name(left))
@@ -162,22 +166,22 @@ class Starts(Part):
         return {start.one: start for start in starts if start.has_begun}
 
     def give_back(self, starts: Iterable[Start]) -> None:
-        """Take back starts of deliveries that are not handed out; the next `keep` writes it."""
+        """Take back starts of deliveries that are not handed out; the next `keep` writes this."""
         with self._lock:
             self._back += [start.change for start in starts if start.change is not None]
 
     def has_begun(self, row: Row) -> bool:
-        """True if a row has a key, and is begun in advance or about to be."""
+        """True if a row has a key, and its delivery is begun in advance or about to be."""
         return row.key is not None and row.id in self._ahead
 
     def watch(self, row: Row) -> Callable[[], bool] | None:
-        """The check by which a handler sees that its message must stop; None if none ever must."""
+        """The check by which a handler sees that its message must stop; None if it never must."""
         return CancelCheck(self._keys, self._clock, row) if self._has_keys else None
 
     # From the engine ------------------------------------------------------------------------------
 
     def keep(self, *, is_leaving: bool = False) -> None:
-        """Give back starts in advance that no thread took, and release rows that have waited.
+        """Give back starts in advance that no thread used, and release rows whose pause is over.
 
         Args:
             is_leaving: True if no row is taken any more.
@@ -204,7 +208,7 @@ class Starts(Part):
 
     @property
     def has_late(self) -> bool:
-        """True if rows that may not begin yet are to be reread a little later."""
+        """True if rows that may not begin yet wait to be reread a little later."""
         return bool(self._late)
 
     def _write_back(self) -> None:
@@ -213,7 +217,7 @@ class Starts(Part):
         if not back:
             return
         try:
-            # A message whose change is refused was cancelled, or another member has begun it.
+            # A change is refused if its message was cancelled, or begun by another member.
             self._keys.write([self._keys.give_back(change) for change in back])
         except (StoreTimeout, StoreUnavailable) as error:
             # Without this write each message counts as running until it begins again.
@@ -224,7 +228,7 @@ class Starts(Part):
     # Writing --------------------------------------------------------------------------------------
 
     def _begun_ahead(self, one: Delivery) -> Start:
-        """The start of a delivery: one made in advance, or a new one that waits to be written."""
+        """The start of a delivery: made in advance, or a new one that waits to be written."""
         with self._lock:
             self._taken += 1
             start = self._ahead.pop(one.row.id, None)
@@ -241,7 +245,7 @@ class Starts(Part):
         return start
 
     def _start(self, one: Delivery) -> Start:
-        """A start that is to be decided; it is refused if its row is damaged."""
+        """A start that is to be decided; a start whose row is damaged is refused at once."""
         start = Start(one, None)
         try:
             start = Start(one, self._keys.begin(one.row))
@@ -253,7 +257,7 @@ class Starts(Part):
     def _is_low(self) -> bool:
         """True if threads will have taken all starts in advance before more are written.
 
-        Never for a store on this machine: there the writer and the handlers share the processor.
+        Always False for a store on this machine: the writer and the handlers share its processor.
         """
         return (
             len(self._ahead) < self._low
@@ -263,9 +267,10 @@ class Starts(Part):
         )
 
     def _is_to_write(self, start: Start) -> bool:
-        """True if this thread must write.
+        """True if this thread must write the starts.
 
-        False once another has decided its delivery, unless too few rows are begun in advance.
+        False if another thread has decided this thread's delivery, unless too few rows are begun in
+        advance.
         """
         with self._lock:
             while self._is_writing and not start.is_over:
@@ -273,8 +278,9 @@ class Starts(Part):
             if self._is_writing or (start.is_over and not self._is_low()):
                 return False
             self._is_writing = True
-            # Slots wait during a write: the rate at which they take rows shows between writes. Two
-            # that end together by chance are no rate, so the stock grows and falls step by step.
+            # Slots wait during a write, so the rate at which they take rows shows between writes.
+            # Two slots that end together by chance are no rate, so the stock grows and falls step
+            # by step.
             span_us = max(self._clock.boot_us() - self._wrote_us, _SPAN_US_MIN)
             stock = max(self._taken * _AHEAD_US // span_us, self._stock // 2)
             self._stock = min(stock, 4 * (self._stock + _GROWTH), _AHEAD_MAX)
@@ -286,7 +292,7 @@ class Starts(Part):
         ahead: list[Start] = []
         try:
             ahead = self._choose_ahead()
-            # After the choice, during which more threads may have asked.
+            # Take them after the choice, during which more threads may have asked.
             asked = self._take_asked()
             self._decide(_by_name([*asked, *ahead]))
         finally:
@@ -295,7 +301,7 @@ class Starts(Part):
             with self._lock:
                 self._wrote_us, self._taken = self._clock.boot_us(), 0
                 for start in ahead:
-                    # If a thread has taken the row meanwhile, that thread passes it on.
+                    # If a thread has taken the row meanwhile, that thread ends the delivery.
                     row_id = start.one.row.id
                     if not start.has_begun and row_id in self._ahead:
                         del self._ahead[row_id]
@@ -317,11 +323,12 @@ class Starts(Part):
         return asked
 
     def _choose_ahead(self) -> list[Start]:
-        """Choose due rows that slots will take soon; not of groups, whose heads may change."""
+        """Choose due rows that slots will take soon, but none of groups: their heads may change."""
         count = self._stock
         if not count:
             return []
-        # Count rows that are begun already too: rows before them may have been read since.
+        # `count` includes rows that are begun already, as rows before them may have been read
+        # since.
         first = self._ready.first_due(
             count, _may_begin_ahead, looks=_LOOKS_EACH * count + _LOOKS_MORE
         )
@@ -333,12 +340,13 @@ class Starts(Part):
         ]
         with self._lock:
             ahead.update((start.one.row.id, start) for start in chosen)
-            # A part of the rows that exist: otherwise each row that is taken would cause a search.
+            # A part of the rows found, not of the stock: with few rows, each row that is taken
+            # would cause a search.
             self._low = len(first) // _LOW_PART
         return chosen
 
     def _decide(self, starts: Sequence[Start]) -> None:
-        """Begin these, each of another name; those that the store fails to write are released."""
+        """Begin these starts, each of another name; release those that the store fails to write."""
         left = list(starts)
         try:
             for _ in range(_ROUNDS):
@@ -359,15 +367,16 @@ class Starts(Part):
                 "queue %s: %d messages with keys wait: %s", self._register.name, len(left), error
             )
             if isinstance(error, StoreTimeout):
-                # Some may have begun, and would count as running until they begin again.
+                # Some starts may have been written: not given back, they would count as running
+                # until they begin again.
                 self.give_back(left)
             for start in left:
                 start.refuse(GIVEN_UP)
-            # Released rows are reread at once, and there may be many.
+            # Pause, as released rows are reread at once, and there may be many.
             self._clock.sleep(_PAUSE_S)
 
     def _judge(self, starts: list[Start]) -> list[Start]:
-        """Find out why these were refused, and decide each; returns those to begin again."""
+        """Find out why these starts were refused, and decide each; returns those to begin again."""
         if not starts:
             return []
         why: dict[StartRefusal, list[tuple[Start, RefusedStart]]] = {}
@@ -394,7 +403,7 @@ class Starts(Part):
     def _put_off(self, start: Start) -> None:
         """Postpone a message that follows a running one: in place, or by moves after `hold`.
 
-        It moves, because a row that stays in place holds back the seal of its minute.
+        The row moves then, because a row that stays in place holds back the seal of its minute.
         """
         late_ms = self._clock.now_ms() - start.one.row.order[0]
         if late_ms < self._register.settings.hold_ms:
@@ -403,10 +412,11 @@ class Starts(Part):
             start.refuse(Outcome(Fate.SNOOZE, _BEHIND_MS, BEHIND_A_RUN))
 
     def _again(self, refused: Sequence[tuple[Start, RefusedStart]]) -> list[Start]:
-        """Prepare to begin each again, from its key's row as it was just read."""
+        """Prepare to begin refused starts again, each by its key's row as just read."""
         superseded = [found.superseded for _, found in refused if found.superseded is not None]
         if superseded:
-            # End them here: after the begin, nothing records that their ends are to be counted.
+            # End the superseded messages here: once the begin is written, no record shows that
+            # their ends must be counted.
             self._settler.end(superseded, End.CANCELLED)
             self._stats.add(cancelled=len(superseded))
         for start, found in refused:
@@ -416,7 +426,7 @@ class Starts(Part):
         return [start for start, _ in refused]
 
     def _refusals(self, starts: list[Start]) -> list[tuple[Start, RefusedStart]]:
-        """Find out why each was refused; a damaged key's row holds back only its own message."""
+        """Find out why each start was refused; a damaged key's row delays only its own message."""
         try:
             found = self._keys.refusals([start.one.row for start in starts])
         except StoreCorrupt as error:
@@ -446,14 +456,14 @@ class Starts(Part):
         if not start.after_us:
             self._outbox.finish(one, start.outcome)
             return
-        # It has ended, so that nobody waits for its handler.
+        # Mark the delivery as ended, so that nobody waits for its handler.
         if one.take(END):
             with self._lock:
                 self._late.append((self._clock.boot_us() + start.after_us, start))
 
 
 class CancelCheck:
-    """Checks if a running message must stop, by a read of its key every 0.25 s at most."""
+    """Checks if a running message must stop; reads the row of its key every 0.25 s at most."""
 
     __slots__ = ("_asked_us", "_clock", "_is_cancelled", "_keys", "_row")
 
@@ -465,7 +475,7 @@ class CancelCheck:
         self._is_cancelled = False
 
     def __call__(self) -> bool:
-        """True if it must stop, by the last read that the store has answered."""
+        """True if the message must stop, according to the last read that the store answered."""
         now_us = self._clock.boot_us()
         if self._is_cancelled or (self._asked_us is not None and now_us - self._asked_us < _ASK_US):
             return self._is_cancelled
@@ -483,7 +493,7 @@ def _may_begin_ahead(one: Delivery) -> bool:
 
 
 def _by_name(starts: Iterable[Start]) -> list[Start]:
-    """The first start of each name: the answer of a write is by name."""
+    """The first start of each name: a write reports refusals by name."""
     firsts: dict[str, Start] = {}
     for start in starts:
         firsts.setdefault(start.name, start)

@@ -28,7 +28,7 @@ class Waited(Protocol):
     """The rows of one queue, as waiting threads see them; the caller holds the waiters' lock.
 
     Attributes:
-        is_stopped: True once nothing more is handed out.
+        is_stopped: True once no more rows are handed out.
         on_wait: Called when a thread begins to wait, because nothing is due.
     """
 
@@ -36,10 +36,10 @@ class Waited(Protocol):
     on_wait: Callable[[], None]
 
     def pop(self) -> Delivery | None:
-        """Take the first row that is due; None without one, or once stopped."""
+        """Take the first row that is due; None if no row is, or once stopped."""
 
     def seconds_to_next(self) -> float:
-        """Seconds until a row comes due; infinite without one."""
+        """Seconds until a row comes due; infinite without rows."""
 
 
 class Waiters:
@@ -48,8 +48,9 @@ class Waiters:
     Attributes:
         lock: Guards the rows of the queues.
         changed: Notified when a thread must look again.
-        leader: The thread that waits until the next due; None: one must look again.
-        is_threaded: True if threads wait here; else the thread that steps an engine takes its rows.
+        leader: The thread that waits until the next due; None if a thread must look again.
+        is_threaded: True if threads wait here; False if the thread that steps an engine takes its
+            rows.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -73,7 +74,8 @@ class Waiters:
             readies: The rows of the queues, all with these waiters.
 
         Returns:
-            The place of its queue in `readies`, and the row; None once all queues are stopped.
+            The place of the row's queue in `readies`, and the row; None once all queues are
+            stopped.
         """
         me = threading.get_ident()
         is_waiting = False

@@ -1,6 +1,6 @@
 """Watches lanes of other members: a reader that leaves due rows unread for a second loses its lane.
 
-`lanes.py` adopts the lanes that are found here.
+`lanes.py` adopts the lanes that the guard finds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _ALONE_MS = 1_000
 """A lane whose reader leaves a row unread for this long goes to the next member in rank."""
 _BACK_MS = 30_000
 _AGAIN_MS = 1_000
-"""The next look begins this far before the due up to which all was settled: writes may be late."""
+"""How far before the due up to which all rows were settled the next look begins: writes may be
+late."""
 
 
 class Guard:
     """Looks for due rows in lanes of other members that nobody has leased.
 
-    Each look begins where the last one ended, so that looks read a tombstone twice, not for 30 s. A
-    member further back in line looks more rarely: it is needed if those before it read nothing.
+    Each look begins where the last one ended, so that a tombstone is read twice, not by every look
+    of 30 s. A member further back in line looks more rarely: it is needed only if the members
+    before it read nothing.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -42,7 +44,7 @@ class Guard:
         self._settled_ms: dict[int, int] = {}
 
     def is_due(self) -> bool:
-        """True if a second has passed since the last look; the answer True counts as a look."""
+        """True if a second has passed since the last look; an answer True counts as a look."""
         now_us = self._clock.boot_us()
         if now_us - self._looked_us < _EVERY_US:
             return False
@@ -54,7 +56,8 @@ class Guard:
         """Find the lanes whose readers leave due rows unread.
 
         Args:
-            ranks: Our place in line for each lane of another; 0 is the member that should read it.
+            ranks: Lane of another member -> this member's place in line for it; the member at place
+                0 should read it.
         """
         lanes = [lane for lane, rank in ranks.items() if self._looks % max(rank, 1) == 0]
         self._settled_ms = {lane: self._settled_ms.get(lane, 0) for lane in ranks}
@@ -63,7 +66,7 @@ class Guard:
         try:
             return self._look(lanes, ranks)
         except (StoreUnavailable, StoreTimeout) as error:
-            # A failed look at lanes of others must not hold up our own.
+            # A failed look at lanes of other members must not hold up this member's own lanes.
             log.info("queue %s: not looked after others, for %s", self._register.name, error)
             return set()
 
@@ -86,7 +89,7 @@ class Guard:
         return free | {lane for lane in grouped if lane not in states or states[lane].lock is None}
 
     def _first_rows(self, lanes: Iterable[int], now_ms: int) -> dict[int, Row]:
-        """Lane -> its first row that has waited a second, for lanes that have one."""
+        """Lane -> its first row that has waited a second; lanes without such a row are left out."""
         until_ms = now_ms - _ALONE_MS
         together: dict[int, list[int]] = {}
         for lane in lanes:
