@@ -2,6 +2,6 @@
 
 ```
  seed ─► plan ─► world: processes on `simulated` tables ─► history ─► checker: the rules, one by one
-           └─ what a failing seed can do without is dropped: shrink
+           └─ shrink: drop the parts without which a failing seed still fails
 ```
 """

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _EVERY = 25
 _BATCH = 200
 _MANY = 2_000
-"""So many meet even the rarest faults: one world in 240 does."""
+"""Seeds enough to meet the rarest fault, which one world in 240 has."""
 
 
 def main() -> int:
-    """Run what was asked for; 1 where a promise was broken, or a mutant survived."""
+    """Run the command line; returns 1 if a promise was broken or a mutant survived, else 0."""
     options = _options()
-    # Its workers are ended then as well.
+    # SIGTERM raises KeyboardInterrupt, so that the worker processes are ended too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.mutants:
         return _hunt(options.seeds or _BATCH)
@@ -102,14 +102,14 @@ def _repeat(seed: int, without: Sequence[str], mutant: str | None, *, shrinks: b
 
 
 def _hunt(seeds: int) -> int:
-    """How many seeds each mutant needs until the rule that is meant for it finds it."""
+    """Print how many seeds each mutant needs until the rule meant for it finds it."""
     survivors = 0
     for name in mutants.MUTANTS:
         _, rule = RECORDED["mutants"].get(name, (0, None))
         others: Counter[str] = Counter()
         for seed in range(seeds):
             rules = run_seed(seed, mutant=name).rules
-            # A world that it breaks down shows that it was planted, not that a rule is kept.
+            # A mutant that makes a world raise was planted, but no rule has found it.
             if rule in rules or (rule is None and set(rules) - {FAULT}):
                 print(f"{name:52} {seed + 1:4}  {', '.join(rules)}", flush=True)
                 break

@@ -1,9 +1,9 @@
-"""What an audit says while all goes on, against what an observer has seen, minute by minute.
+"""The rule of audits made during a run: minute by minute, against what the observer saw.
 
 ```
-            an audit begins       it ends
+       the audit begins       the audit ends
  ───────────────┬───────────────────┬──────────►
- put before: it counts              put after: it does not
+ put before: counted                put after: not counted
              put, moved or ended between: either
 ```
 """
@@ -33,7 +33,7 @@ _OPEN = "waiting and in flight"
 
 @dataclass
 class _Bounds:
-    """The least and the most of each name that an audit may have counted in a minute."""
+    """The least and the most messages of each fate that an audit may have counted in a minute."""
 
     least: Counter[str] = field(default_factory=Counter)
     most: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class _Bounds:
 
 
 def accounted(case: Case) -> Iterator[Breach]:
-    """Each minute's balance is what it was at some time of the audit, and what is lost is named."""
+    """Each minute's balance was true at some time of the audit, and lost messages are named."""
     for look in case.history.looks:
         bounds = _bounds(case, look)
         found = {
@@ -68,7 +68,7 @@ def accounted(case: Case) -> Iterator[Breach]:
 
 
 def _misnamed(case: Case, look: Look) -> Iterator[Breach]:
-    """What is lost and not named, and what is named and not lost."""
+    """Breaches: messages that are lost but not named by an audit, or named but not lost."""
     audit: Audit = look.audit
     dropped = case.history.dropped if audit.queue == QUEUE else {}
     dropped = {i: us for i, us in dropped.items() if case.history.is_audited(audit, i)}
@@ -84,7 +84,7 @@ def _misnamed(case: Case, look: Look) -> Iterator[Breach]:
 
 
 def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
-    """Minute of entry -> what may have been counted."""
+    """Minute in which messages entered -> the counts that an audit may show for it."""
     history, queue = case.history, look.audit.queue
     begun_us, ended_us = look.begun_us, look.ended_us
     rows: dict[bytes, list[Written]] = defaultdict(list)
@@ -128,9 +128,9 @@ def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
 
 
 def _fates(ends: Sequence[tuple[int, str]], begun_us: int, ended_us: int) -> set[str]:
-    """As what a message had ended by the ledger at some moment of a stretch of time.
+    """The fates that the ledger showed for a message at some moment of a stretch of time.
 
-    One that was sooner and came late takes the place of what an audit may have counted.
+    An earlier end may reach the ledger late. It replaces the end that an audit may have counted.
     """
     over = [fate for us, fate in ends if us <= begun_us]
     return {*over[-1:], *(fate for us, fate in ends if begun_us < us <= ended_us)}

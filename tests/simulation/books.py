@@ -1,4 +1,4 @@
-"""The rules of what is there: at every moment, after every end, and by the queue's own ledger."""
+"""The rules of which rows exist: at every moment, after every end, and by the queue's ledger."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 ACKED = ("ack", "maybe ack")
 _STORED_US = 5_000_000
-"""How long a consumer may keep what is acked to itself, where the store keeps nothing up."""
+"""How long a consumer may delay the storing of an ack while the store answers in time."""
 _MOVED_US = 500_000
 _REPAIRED_US = 5_000_000
-"""How long the writer of a late row may take to look it up and move it, call by call."""
+"""How long the writer of a late row may take for the calls that look it up and move it."""
 
 
 def lost(case: Case) -> Iterator[Breach]:
-    """An acknowledged message is delivered and settled, dead, cancelled or purged."""
+    """A message whose put was answered is in the queue, settled, dead, cancelled or purged."""
     left = {token_of(row.body) for row in case.history.left}
     for token, put in case.history.puts.items():
         if put.outcome != "acked" or token in left or token in case.dead or put.letter.key:
@@ -37,11 +37,11 @@ def lost(case: Case) -> Iterator[Breach]:
 
 
 def vanished(case: Case) -> Iterator[Breach]:
-    """At no moment is a message neither there nor over, whatever becomes of it later."""
+    """At each moment a message has a row or has ended, even if a row of it appears later."""
     for us, token, process in case.history.gone:
         put = case.history.puts.get(token)
         if put is not None and put.letter.key is not None:
-            # Of these `named` asks why.
+            # The rule `named` judges messages with a key.
             continue
         if reason_to_go(case, token, us) is None:
             yield Breach(
@@ -52,9 +52,9 @@ def vanished(case: Case) -> Iterator[Breach]:
 
 
 def reason_to_go(case: Case, token: int, us: int) -> str | None:
-    """Why no row of a message need be there at some time; None where one has to be."""
+    """Why a message needs no row at a time; None if it must have one."""
     for one in case.by_token[token]:
-        # Of a copy that had been acked nothing is known to those who move the other.
+        # The ack of one copy ends the message: whoever moves the other copy does not know of it.
         if one.outcome in ACKED and one.settled_us <= us:
             return "acked"
     cancel = case.history.cancels.get(token)
@@ -66,9 +66,9 @@ def reason_to_go(case: Case, token: int, us: int) -> str | None:
 
 
 def _was_last_dead(case: Case, token: int, us: int) -> bool:
-    """True if a message was last in the dead-letter queue, and of that row nothing was made.
+    """True if the last row of a message was in the dead-letter queue, and was not moved on.
 
-    A purge is of the queue that it was called for, and so leaves its dead alone.
+    A purge of a queue deletes no rows of its dead-letter queue.
     """
     gone = [w for w in case.written(token) if w.deleted_us is not None and w.deleted_us <= us]
     if not gone:
@@ -78,12 +78,12 @@ def _was_last_dead(case: Case, token: int, us: int) -> bool:
         case.source_of(written) is last for written in case.written(token)
     ):
         return False
-    # Where a history is kept it is put back first, and then deleted.
+    # With a history a redrive first puts the message back, then deletes the dead row.
     return not any(last.is_there(case.born_us(one.row.id)) for one in case.revived.get(token, ()))
 
 
 def kept(case: Case) -> Iterator[Breach]:
-    """What was acked is gone: at once for whom it was told so, soon for a handler."""
+    """An acked message has no row: at once if a caller acked it, soon if a handler did."""
     for token, ones in case.by_token.items():
         for one in ones:
             if one.outcome != "ack" or one.ended_us is None:
@@ -91,7 +91,8 @@ def kept(case: Case) -> Iterator[Breach]:
             until_us = one.ended_us + (0 if one.kind == "receive" else _STORED_US)
             if until_us >= case.history.ended_us:
                 continue
-            # Whatever hindered a caller, it was told in the end, unless of what it had extended.
+            # A caller got the answer to its ack, whatever hindered it. The exception is a delivery
+            # of which an extension or settlement had no certain outcome.
             is_told = one.kind == "receive" and not one.unsure_us
             if not is_told and _is_hindered(case, one, until_us):
                 continue
@@ -106,9 +107,9 @@ def kept(case: Case) -> Iterator[Breach]:
 
 
 def _is_of(case: Case, written: Written, one: Delivery) -> bool:
-    """True if a row is the one that was delivered, or what its consumer has made of that.
+    """True if a row is the delivered one, or its consumer made it of that during the delivery.
 
-    What another made of it, and the consumer moved on, is not: nobody has been handed that one.
+    A row that another process made of the delivered one does not count: nobody was handed it.
     """
     if written.row.shard.queue != QUEUE:
         return False
@@ -125,22 +126,22 @@ def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
     return (
         case.crashed(name, begun_us, until_us)
         or case.interrupted(one)
-        # Back on its feet, it reads in one step what it has not seen meanwhile.
+        # After a pause, a process reads in one step all rows that came due meanwhile.
         or case.frozen(name, begun_us - _STORED_US, until_us)
         or case.troubled(name, begun_us, until_us)
-        # An LWT is asked again until its outcome is certain, and its engine waits for it.
+        # An LWT is repeated until its outcome is certain, and the engine waits for it.
         or any(begun_us <= us <= until_us for us in case.history.failed.get(name, ()))
         or any(w.row.id in case.unknown_moved for w in case.written(one.token))
     )
 
 
 def unswept(case: Case) -> Iterator[Breach]:
-    """What the sweep of a sealed shard comes upon was written late, by one who could not know."""
+    """A row that the sweep of a sealed shard finds was written late, by a hindered process."""
     for us, process, row in case.history.found:
         written = case.history.written[row.id]
         name, at_us = written.process, written.at_us
         sealed_us = case.history.sealed_us.get((row.shard.lane, row.shard.minute), 0)
-        # What had been there before was overlooked by who sealed, which is judged at the seal.
+        # A row older than the seal was overlooked by the sealer: the rule `sealed` judges that.
         if name == LATE_WRITER or at_us < sealed_us - LOOK_US or us - at_us < _REPAIRED_US:
             continue
         if row.id in case.unknown_rows or case.crashed(name, at_us, us):
@@ -160,16 +161,16 @@ def unswept(case: Case) -> Iterator[Breach]:
 
 
 def repaired(case: Case) -> Iterator[Breach]:
-    """A move that was done too late for its minute's readers is looked up and moved to now."""
+    """A row moved to a minute too late for its readers is looked up and moved to now."""
     history = case.history
-    # A look and a move; where calls are slow, either may take a second more, which nobody notes.
+    # One read and one move. In a slow world each may take a second more, unrecorded.
     calls_us = _MOVED_US * (5 if history.plan.weather.get("slow") else 1)
     for us, name, row_id in history.moved_late:
         until_us = us + calls_us
         written = history.written.get(row_id)
         if written is None or until_us >= history.ended_us or not written.is_there(until_us):
             continue
-        # What hinders it comes after the answer: a call that fails or is slow, a pause, a crash.
+        # Excused if, after the answer, a call failed or was slow, or the process paused or crashed.
         if any(us <= at_us <= until_us for at_us in history.failed.get(name, ())):
             continue
         if any(at_us <= until_us and end_us > us for at_us, end_us in history.waits.get(name, ())):
@@ -187,12 +188,12 @@ def repaired(case: Case) -> Iterator[Breach]:
 
 
 def finished(case: Case) -> Iterator[Breach]:
-    """A row that may be left over is looked up in the ledger, and dropped where it has ended."""
+    """A possible leftover is looked up in the ledger, and dropped if its message has ended."""
     for one in case.history.deliveries:
         ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), [(1 << 62, "")])[0]
         if one.kind != "handler" or ended_us > one.begun_us:
             continue
-        # After a take-over all rows are looked up, and a claim is whenever it has come due.
+        # All rows are looked up after a take-over, and each claim when it has come due.
         taken_us = case.taken_over(one)
         if ended_us < taken_us or (one.row.claim is not None and ended_us < one.row.due_ms * 1_000):
             yield Breach(
@@ -204,7 +205,7 @@ def finished(case: Case) -> Iterator[Breach]:
 
 
 def balanced(case: Case) -> Iterator[Breach]:
-    """put = acked + dead + cancelled + purged + waiting + in flight, as it really was."""
+    """put = acked + dead + cancelled + purged + waiting + in flight, as the observer saw it."""
     history = case.history
     if "history" not in history.plan.settings or not history.drained:
         return
@@ -214,7 +215,8 @@ def balanced(case: Case) -> Iterator[Breach]:
         yield from _uneven(case, audit)
     yield from _false_ends(case)
     for token, put in history.puts.items():
-        # Whose name was taken over before its row was there takes that back, and enters anew.
+        # A put that lost its key before its row arrived withdraws that row and enters again, so a
+        # message with a key may have several entries.
         entries = case.entries[token] if put.letter.key else case.entries[token][:1]
         is_entered = not entries or any((QUEUE, i) in history.entered for i in entries)
         if put.outcome == "acked" and not is_entered:
@@ -222,7 +224,7 @@ def balanced(case: Case) -> Iterator[Breach]:
 
 
 def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
-    """What a queue's audit says against what an observer has seen."""
+    """Breaches: counts of a queue's audit that differ from those of the observer."""
     history, total = case.history, audit.total
     dropped = history.dropped if audit.queue == QUEUE else {}
     dropped = {i: us for i, us in dropped.items() if history.is_audited(audit, i)}
@@ -234,11 +236,11 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
         for (queue, i), us in history.entered.items()
         if queue == audit.queue and history.is_audited(audit, i)
     }
-    # A record that was sent long before may have come only since.
+    # A record of a put may have reached the ledger only after the last audit.
     entered = {i for i, us in entered_us.items() if us <= until_us}
     ended = {}
     for (queue, i), ends in history.ended.items():
-        # One that was sooner may come late, and take its place.
+        # An earlier end may reach the ledger late, and replace the recorded one.
         known = [fate for us, fate in ends if us <= until_us]
         if queue == audit.queue and known and history.is_audited(audit, i):
             ended[i] = known[-1]
@@ -259,9 +261,9 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
 
 
 def _false_ends(case: Case) -> Iterator[Breach]:
-    """Ends in the ledger that never were, and such as were and are not in it."""
+    """Breaches: ends in the ledger that did not happen, and acks that the ledger lacks."""
     history = case.history
-    # What is replaced by key has another body from then on, and is the same entry.
+    # A replacement by key gives the message another body, so one entry may have several tokens.
     tokens: dict[bytes, list[int]] = defaultdict(list)
     for token, entries in case.entries.items():
         for row_id in entries:
@@ -289,7 +291,7 @@ def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str, us: int) -
         cancel = case.history.cancels.get(token)
         is_one = cancel is not None and cancel.outcome != "gone"
         is_keyed = case.history.puts[token].letter.key is not None
-        # What is left of a burial is nobody's, once its message has come back.
+        # A row that a burial left over is cancelled once its message was put back from the dead.
         is_left = is_keyed and any(one.at_us <= us for one in case.revived.get(token, ()))
         return is_one or is_left or is_cancelled_by_key(case, token)
     return any(case.may_be_purged(birth_us(row_id), case.history.ended_us))

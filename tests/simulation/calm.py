@@ -1,4 +1,4 @@
-"""When nothing was going on that may keep a message up."""
+"""When nothing happened in a run that may delay a message."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from simulation.plan import Plan
 
 LANES_AUTO = 8
-"""So many there are at the least where the queue sees to them itself."""
+"""The fewest lanes of a queue that chooses their number itself."""
 _LONG_US, _FLEET_LONG_US = 300_000, 20_000
-"""A handler of more than this has its thread for itself, as far as others are concerned; and of
-one of those of a fleet, whose threads are few."""
+"""A handler that runs longer than this takes its thread from other messages. The second bound is
+for fleets, whose members have few threads."""
 _HEALERS, _HEALER_THREADS = 2, 3
-"""Readers that come in the end, and the threads of each."""
+"""The consumers that start at the end of a run to drain the queue, and the threads of each."""
 _SETTLED_US = 4_000_000
-"""How long it is open who reads which lane, after a process has come: all learn of it by 3 s."""
+"""How long after a change of members it is open who reads a lane: all learn of it within 3 s."""
 MEMBER_US = 10_000_000
-"""How long a heartbeat counts."""
+"""How long a member counts as present after its last heartbeat."""
 _MARGIN_US = 3_000_000
-"""How long it may take until it is noticed that a member's lease and heartbeat are over."""
+"""How long other members may take to notice that a lease and a heartbeat have run out."""
 STRANGER_US = MEMBER_US + 1_000_000
 PARTED_US = 4_000_000
-"""Who may take so long for its end waits until the others know that it leaves."""
+"""A member with a deadline this long stops only after the others know that it leaves."""
 _BACK_US = 1_000_000
-"""How long after its deadline whoever leaves comes back."""
+"""How long after its deadline a stopped process starts again."""
 _NAP_US = 2_000_000
 _BACKED_OFF_US = 5_500_000
-"""And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
+"""The longest that a process pauses after failures of the store: 5 s, if many steps failed."""
 
 
 def lanes_read(plan: Plan, at_s: float) -> int:
-    """How many lanes are read at a time; they never get fewer."""
+    """How many lanes are read at a time of the run; a lane once read is read to the end."""
     return bands_of(plan.settings) * max(_indices(plan, at_s))
 
 
 def indices_filled(plan: Plan) -> int:
-    """Of how many lanes of a priority producers fill at least one each, whenever that is."""
+    """The fewest lanes of a priority that producers fill at any time of the run."""
     return min(_indices(plan, plan.active_s))
 
 
@@ -57,11 +57,11 @@ def _indices(plan: Plan, at_s: float) -> list[int]:
 
 
 class Calm:
-    """When nothing was going on that may keep a message up.
+    """When nothing happened in a run that may delay a message.
 
     Args:
         case: The run.
-        comings: True if those who come, and who leave in good order, may.
+        comings: True if starts and clean stops of processes also count as disturbances.
     """
 
     def __init__(self, case: Case, *, comings: bool = True) -> None:
@@ -88,9 +88,9 @@ class Calm:
         return bool(place) and self._spans[place - 1][1] >= us
 
     def _caught_up(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
-        """Of each process and priority, how long it was behind with what a disturbance had left.
+        """(process, priority) -> the stretches in which messages delayed by a disturbance waited.
 
-        What comes due meanwhile only puts off itself: it counts for no other.
+        A message that came due after the disturbance delays no other, so it does not count.
         """
         behind: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for token, put in self._case.history.puts.items():
@@ -102,9 +102,10 @@ class Calm:
         return behind
 
     def is_calm(self, us: int, bound_us: int, put: Put, process: str) -> bool:
-        """True if it was for so long from a time on, for what a process had then.
+        """True if nothing delayed a message of a process in the `bound_us` after a time.
 
-        Later priorities wait while it catches up minute by minute; a group waits for its own.
+        Lower priorities wait while the process catches up with higher ones; a group waits only for
+        its own messages.
         """
         if self._is_disturbed(us, bound_us):
             return False
@@ -119,7 +120,7 @@ class Calm:
             for process, spans in self._long.items()
         }
         if self._is_passed_on(us):
-            # A lane whose turn is over at one member stays with it while a handler has a row of it.
+            # A member keeps a lane past its turn while one of its handlers has a row of the lane.
             return not any(busy.values())
         return all(
             count < self._threads.get(machine_of(process), _HEALER_THREADS)
@@ -127,19 +128,18 @@ class Calm:
         )
 
     def _is_passed_on(self, us: int) -> bool:
-        """True if members outnumber lanes, so that these go round."""
+        """True if members outnumber lanes, so that members take turns at lanes."""
         history = self._case.history
         members = len(self._threads) + (_HEALERS if us >= history.healed_us else 0)
         return members > lanes_read(history.plan, (us - self._start_us) / 1e6)
 
 
 def disturbances(case: Case, *, comings: bool = True) -> Iterator[tuple[int, int]]:
-    """Stretches of time in which a lane may have no reader, or one that the store keeps up.
+    """Stretches of time in which a lane may have no reader, or a reader that the store delays.
 
     Args:
         case: The run.
-        comings: True if those who come, and who leave in good order, count as well.
-
+        comings: True if starts and clean stops of processes also count.
     """
     yield from _commotions(case)
     yield from _waits(case)
@@ -150,7 +150,7 @@ def disturbances(case: Case, *, comings: bool = True) -> Iterator[tuple[int, int
 
 
 def _changes(case: Case, *, comings: bool) -> Iterator[tuple[int, int]]:
-    """While it is open who reads what, for all learn of it by and by."""
+    """Stretches in which it is open who reads a lane: members learn of a change one by one."""
     history, plan = case.history, case.history.plan
     start_us = history.healed_us - round(plan.active_s * 1e6)
     yield 0, start_us + _SETTLED_US
@@ -177,7 +177,7 @@ def _changes(case: Case, *, comings: bool) -> Iterator[tuple[int, int]]:
 
 
 def _first_puts(history: History) -> Iterable[int]:
-    """When each priority was first used, from when on it is read."""
+    """When each priority was first used; it is read from then on."""
     first: dict[int, int] = {}
     if "bands" not in history.plan.settings:
         for put in sorted(history.puts.values(), key=lambda put: put.begun_us):
@@ -207,13 +207,13 @@ def _waits(case: Case) -> Iterator[tuple[int, int]]:
         # A crash ends a slow call as well.
         troubles += [us for us, crashed in history.crashes if crashed == name]
         for us, next_us in pairwise([*sorted(troubles), 1 << 62]):
-            # Of a slow call both ends are known, and not that they are of one.
+            # The begin and the end of a slow call are two records, not known to be of one call.
             is_one = next_us - us <= slow_us
             yield us, next_us if is_one else us + plan.weather["timeout_us"] + _BACKED_OFF_US
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Stretches of time, in order and apart."""
+    """The same stretches of time in order, overlapping ones as one."""
     apart: list[tuple[int, int]] = []
     for begun_us, until_us in sorted(spans):
         if apart and begun_us <= apart[-1][1]:

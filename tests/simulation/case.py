@@ -1,4 +1,4 @@
-"""A history, looked up from several sides: by message, by process, by what came between."""
+"""The history of a run with indexes for the rules: by message, by process, by time."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
 STEWARD = "steward"
-"""Who makes the queue, and does to it what people do: alters, purges, redrives."""
+"""The process that makes the queue, and alters, purges and redrives it as people do."""
 FAULT = "fault"
-"""The rule that no world ends by an exception; what it says of the others is nothing."""
+"""The rule that no world ends by an exception. Its breach shows nothing about other rules."""
 HEALER_PREFETCH = 200
-"""How much those read ahead who come in the end."""
+"""The prefetch of the consumers that start at the end of a run."""
 _GIVEN_UP_US = 2_000_000
 _RENEWED_AFTER = 0.75
-"""A lease is given up 2 s early, and renewed when so much of the time until then is over."""
+"""A lease ends for its holder 2 s early, and is renewed after this share of the time before."""
 TOLD_US = 5_000_000
-"""How long a purge may take to be known everywhere."""
+"""How long it may take until every process knows of a purge."""
 AHEAD_US = 2_000_000
 COPY_US = 1_000_000
 DRIFT_US = 16_000
-"""How far a clock of 200 ppm runs ahead until it is measured again."""
+"""How far a clock that is 200 ppm too fast runs ahead between two measurements."""
 LOOKED_US = 1_100_000
-"""How long a row that is worked with care may be gone when it is handed out: it was there a second
-before it was recorded. Where calls are slow, that takes up to a second more."""
+"""How long before its hand-out a row may have been deleted: a careful reader looks for the row up
+to a second before it records the attempt. Slow calls add up to a second."""
 _SLOW_US = 1_000_000
 _SET_US = 1_000
-"""A due is in milliseconds, and the clock is set in between."""
+"""A due is in whole milliseconds, while a clock may be set between two."""
 _ASKED_US = 1_500_000
-"""How long it may be, where nothing is slow, until a renewal is sent whose time has come."""
+"""How late a renewal of a lease may be sent if nothing is slow."""
 _PAUSE_US = 5_000_000
-"""How long a consumer pauses at most after calls that failed, before it sends them again."""
+"""The longest pause of a consumer between a failed call and its repeat."""
 _SWEPT_US = 400_000
-"""A row that is later than this when it is written may have to wait for the sweep of 5 s."""
+"""A row written later than this after its due may have to wait for the sweep of 5 s."""
 LOOK_US = 3_000_000
-"""How long it may be, where nothing is slow, from a look at a shard to its seal."""
+"""The longest time from the last read of a shard to its seal if nothing is slow."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,14 @@ class Breach:
 
 
 class Lapse(NamedTuple):
-    """A lease that its holder did not release: it had crashed, stood still, or was kept from it.
+    """A lease that its holder did not release itself: it ran out, or a fork released it.
 
     Attributes:
-        process: Who had held it.
-        since_us: When it was last renewed, or a fork of its holder released it.
-        until_us: When its shard was another's, or its own again.
-        known_us: Of one that a fork released: until when its holder may take it for its own.
+        process: The holder.
+        since_us: When the lease was last renewed, or when a fork of the holder released it.
+        until_us: When the shard was leased again, by the holder or another process.
+        known_us: Until when the holder may believe that it has a lease that a fork released; 0: no
+            fork did.
     """
 
     process: str
@@ -83,12 +84,12 @@ class Lapse(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """An attempt that came to no delivery.
+    """An attempt that was counted, though no delivery began.
 
     Attributes:
-        us: When it was spent.
-        row_id: Of which row: what is moved from that one has it behind itself, and no other.
-        what: What tells it from every other; a claim that was moved is one.
+        us: When it was counted.
+        row_id: The row that counts it. Only rows that were moved from that row count it as well.
+        what: Identifies the attempt; all moves of one claim have the same.
     """
 
     us: int
@@ -97,12 +98,12 @@ class Spent(NamedTuple):
 
 
 def leased_as(shard: Shard) -> Shard:
-    """The shard whose lease lets a shard be read: a group lane has one for all its minutes."""
+    """The shard whose lease is needed to read a shard: one for all minutes of a group lane."""
     return shard._replace(minute=LANE_LEASE) if shard.lane >= FIRST_GROUP_LANE else shard
 
 
 class _ByLease(defaultdict):  # type: ignore[type-arg]
-    """Lists by the shard whose lease lets another be read."""
+    """Lists by shard; all shards that are read under one lease share one list."""
 
     def __init__(self) -> None:
         super().__init__(list)
@@ -113,20 +114,20 @@ class _ByLease(defaultdict):  # type: ignore[type-arg]
 
 
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
-    """Lists by number; one that is not there is empty, and stays out."""
+    """Lists by number. A missing number gives an empty list, which is not added."""
 
     def __missing__(self, _key: int) -> list[object]:
         return []
 
 
 class Case:
-    """A history, looked up from several sides.
+    """The history of a run with indexes for the rules.
 
     Attributes:
-        lease_us: How long a lease lasts, at the most.
-        renewed_us: When it is renewed, at the latest, from its last renewal on.
-        asked_us: Likewise, at the earliest.
-        lapse_us: The least pause after which one may be over.
+        lease_us: The longest that a lease lasts.
+        renewed_us: The longest time from one renewal of a lease to the next.
+        asked_us: The shortest time from one renewal of a lease to the next.
+        lapse_us: The shortest pause of a holder after which its lease may have run out.
     """
 
     def __init__(self, history: History) -> None:
@@ -201,7 +202,7 @@ class Case:
         self.looked_us = LOOKED_US + (_SLOW_US if history.plan.weather.get("slow") else 0)
 
     def _tell_true_times(self) -> None:
-        """Of what is due and asked for by the machine's clock: when that clock showed it."""
+        """Replace dues on the machine's clock by the true times at which the clock showed them."""
         history = self.history
         for row_id, written in history.written.items():
             self._born_us[row_id] = history.planned_us(written)
@@ -217,7 +218,7 @@ class Case:
 
     def _by_true_time(self, row: Row, since_us: int) -> Row:
         due_us = self.history.due_us(row.due_ms * 1_000, since_us)
-        # Of a group goes first what was due first by what was asked for.
+        # The order of a group follows the dues that were asked for, so the origin keeps them.
         return row._replace(due_ms=-(-due_us // 1_000), origin_ms=row.order[0])
 
     def born_us(self, row_id: bytes) -> int:
@@ -225,26 +226,26 @@ class Case:
         return self._born_us.get(row_id) or birth_us(row_id)
 
     def planned_by_us(self, row_id: bytes) -> int:
-        """When a row was planned, at the latest.
+        """The latest time at which a row may have been planned.
 
-        Ids stand still after the machine's clock is set back, until a process has noticed that.
+        After the machine's clock was set back, the times in new ids stand still until a process
+        notices it.
         """
         born_us, at_us = self.born_us(row_id), self.history.written[row_id].at_us
         return at_us if self.is_set(born_us, at_us) else born_us
 
     def _look_up_unknown(self) -> None:
-        """What was written without an answer, apart from deletes; and what of it was moved.
+        """Find the writes whose outcome the writer did not learn, and which of them may duplicate.
 
-        A put is repeated as the same row, an attempt as the same number, and a delete leaves no
-        second row behind, unless it is the second half of a move: what is unknown of a move alone
-        may bring a message twice. So may a burial of which a caller is not told whether it was
-        done: the message is still there, and enters anew when the caller asks again or its claim is
-        over. A consumer's is repeated as the same row.
+        A put is repeated as the same row, an attempt as the same number, and a delete creates no
+        row. So only a move, or the delete that is its second half, may duplicate a message. A
+        caller's burial may, too: the message stays, and is buried as another row when the caller
+        repeats it or the claim has ended. A consumer repeats a burial as the same row.
         """
         moved = set(self.history.came_from.values())
         for us, process, verb, about in self.history.unknown:
-            # Surplus is moved again until that is done, and is nobody's here unless it is there:
-            # what comes of it twice has come late.
+            # A move of surplus is repeated until it is done, and no other process has the row
+            # meanwhile. It duplicates a message only if the first move took effect late.
             mine = self.shares.intersection(about)
             mine = {i for i in mine if self.history.written[i].process != LATE_WRITER}
             mine |= {self.history.came_from[i] for i in mine}
@@ -262,7 +263,7 @@ class Case:
                 self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
     def _is_share(self, row_id: bytes) -> bool:
-        """True if a row was moved as surplus: it had not begun there, and was in nobody's way."""
+        """True if a row was moved as surplus: its mover had not begun it, and repaired nothing."""
         new = self.history.written[row_id]
         source = self.source_of(new)
         if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
@@ -274,7 +275,7 @@ class Case:
             return False
         is_late = new.row.since_ms == source.row.since_ms and self.is_late(source, new)
         if is_late or self.is_brought_to_now(source, new):
-            # It is moved to now by who wrote it, or came upon it.
+            # This is the move of a late row to now, by its writer or by a reader that found it.
             return False
         planned_us = self.planned_by_us(row_id) + DRIFT_US
         return not any(
@@ -283,17 +284,17 @@ class Case:
         )
 
     def is_late(self, source: Written, new: Written) -> bool:
-        """True if a row was too late for its minute by the time that another was made of it."""
+        """True if `new` was planned when a write into the minute of `source` was late already."""
         return self.late_us(source.row.shard.minute) < self.born_us(new.row.id)
 
     def is_repair(self, source: Written, new: Written) -> bool:
-        """True if a row was made of one that came too late, by who had written that."""
+        """True if the writer of a row that came too late moved it: `new` was made of `source`."""
         shard = source.row.shard
         is_its = source.sender == new.sender and self.is_late(source, new)
         return shard.queue == QUEUE and (is_its or self.is_brought_to_now(source, new))
 
     def is_brought_to_now(self, source: Written, new: Written) -> bool:
-        """True if a run was moved to now by who had put it, by then too late for the next sweep."""
+        """True if a run came too late for the next sweep, and its putter moved it to now."""
         planned_us = self.born_us(new.row.id) + DRIFT_US
         is_late = is_run(source.row) and source.row.due_ms * 1_000 < planned_us - _SWEPT_US
         return is_late and any(
@@ -305,29 +306,29 @@ class Case:
         return self.history.written[row_id].row.shard.queue == QUEUE
 
     def _is_moved(self, row_id: bytes) -> bool:
-        """True if a row is there in place of another."""
+        """True if a row was written in place of another."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.first is not None
 
     def _is_dead(self, row_id: bytes) -> bool:
-        """True if a row came to be in the dead-letter queue."""
+        """True if a row was written into the dead-letter queue."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.shard.queue == DEAD
 
     def written(self, token: int) -> list[Written]:
-        """All rows of a message that there ever were."""
+        """All rows that a message ever had."""
         return [self.history.written[row_id] for row_id in self.rows[token]]
 
     def rows_at(self, token: int, us: int) -> int:
-        """How many rows of a message were there at a time."""
+        """How many rows a message had at a time."""
         return sum(written.is_there(us) for written in self.written(token))
 
     def deaths(self, token: int) -> list[Written]:
-        """Rows as which a message came to the dead-letter queue."""
+        """The rows that a message ever had in the dead-letter queue."""
         return [w for w in self.written(token) if w.row.shard.queue == DEAD]
 
     def _revived(self, token: int) -> list[Written]:
-        """Rows as which a message came back from the dead-letter queue."""
+        """The rows by which a message was put back from the dead-letter queue."""
         died_us = min((w.at_us for w in self.deaths(token)), default=1 << 62)
         return [
             w
@@ -345,36 +346,36 @@ class Case:
         return any(after_us < w.at_us <= until_us for w in self.revived.get(token, ()))
 
     def put_back_together(self, token: int, row_id: bytes, other_id: bytes) -> bool:
-        """True if two redrives have each made a row of the same dead one.
+        """True if two redrives may have put back the same dead row, each as another row.
 
-        They are to be run one at a time: each may put back what the other has just read.
+        Redrives are to be run one at a time: two may read a dead row before either deletes it.
         """
         planned_us = self.born_us(row_id), self.born_us(other_id)
         return any(all(map(dead.is_there, planned_us)) for dead in self.deaths(token))
 
     def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
-        """Of each purge, whether what had entered then may be deleted by it at a time."""
+        """True for each purge that may have deleted, by `us`, what entered at `entered_us`."""
         for purge in self.history.purges:
-            # Of one that may have been stored no more is known than when it was called.
+            # Of a purge without an answer only the time of its call is known.
             now_us = self.history.wall_us(purge.ended_us or us)
             before_us = purge.before_us or now_us + DRIFT_US
             yield entered_us < before_us and purge.begun_us <= us
 
     def is_purged(self, token: int, us: int) -> bool:
-        """True if all of a message that there is at a time may be deleted by a purge."""
-        # As what it came back from the dead-letter queue later, it was not there yet.
+        """True if a purge may delete all rows that a message has at a time."""
+        # Rows that were put back from the dead-letter queue after that time do not count.
         later = {entry_of(w.row) for w in self.revived.get(token, ()) if w.at_us > us}
         entered_us = next((birth_us(i) for i in self.entries[token][::-1] if i not in later), 0)
         return any(self.may_be_purged(entered_us, us))
 
     def taken_over(self, one: Delivery) -> int:
-        """When the lease of a delivery was taken over from one who had died; 0 where it was not."""
+        """When the process of a delivery took over the lease of a dead holder; 0: it did not."""
         events = [e for e in self.leases_of[one.row.shard] if e[0] <= one.begun_us]
         us, process, what = events[-1] if events else (0, "", "")
         return us if what == "taken over" and process == one.process else 0
 
     def lease_ended(self, shard: Shard, taken_us: int) -> int:
-        """When the lease had run out that nobody released before its shard was taken then."""
+        """When the lease ran out that a shard had before it was taken over at `taken_us`."""
         lapses = (lapse for lapse in self.lapses[shard] if lapse.until_us == taken_us)
         return max((lapse.since_us + self.lease_us for lapse in lapses), default=taken_us)
 
@@ -391,7 +392,7 @@ class Case:
         ]
 
     def last_half(self, claim: Written) -> tuple[int, int]:
-        """When a handler's claim is to be moved on: half of the visibility before it is due."""
+        """When a handler's claim is to be moved on: in the last half of its visibility."""
         due_us = claim.row.due_ms * 1_000
         return due_us - self._visibility_us // 2, due_us
 
@@ -401,22 +402,22 @@ class Case:
         """How many attempts were spent in a stretch of time without a delivery.
 
         Args:
-            row_id: The row that has them behind itself; None: whatever row of the message.
+            row_id: The row that counts these attempts; None: any row of the message.
         """
         line = self._followed_us(row_id) if row_id is not None and self.spent[token] else {}
         first: dict[tuple[object, ...], int] = {}
         for spent in self.spent[token]:
-            # On a row whose move was planned by then it is that one's, not of what it has become.
+            # An attempt counted on a row after its move was planned is not counted by the new row.
             if row_id is None or spent.us < line.get(spent.row_id, 0):
                 first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
         return sum(after_us < us <= until_us for us in first.values())
 
     def line_of(self, row_id: bytes) -> AbstractSet[bytes]:
-        """A row, and those from which it was moved."""
+        """A row, and all rows before it in its chain of moves."""
         return self._followed_us(row_id).keys()
 
     def _followed_us(self, row_id: bytes) -> dict[bytes, int]:
-        """A row, and those from which it was moved, each with when the next one was planned."""
+        """Each row of `line_of` -> when the next row of the chain was planned."""
         if (known := self._lines.get(row_id)) is not None:
             return known
         line = self._lines[row_id] = {}
@@ -428,15 +429,15 @@ class Case:
         return line
 
     def source_of(self, written: Written) -> Written | None:
-        """The row in whose place another was to be; None where it was put."""
+        """The row in whose place this one was written; None if this one was put."""
         return self.history.written.get(self.history.came_from.get(written.row.id, b""))
 
     def is_recorded(self, one: Delivery) -> bool:
-        """True if a delivery was recorded in place before it began."""
+        """True if the attempt of a delivery was recorded in its row before the delivery began."""
         return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us
 
     def forgotten(self, token: int) -> int:
-        """How many attempts were recorded with rows that had been planned elsewhere before that."""
+        """How many attempts were recorded in a row after its move was planned, which lost them."""
         return sum(
             attempt > new.row.attempt and self.born_us(new.row.id) < us < new.at_us
             for new in self.written(token)
@@ -445,7 +446,7 @@ class Case:
         )
 
     def _recorded_in_vain(self) -> Iterator[Spent]:
-        """Attempts that were recorded, and whose deliveries did not begin."""
+        """Attempts that were recorded, though their deliveries did not begin."""
         begun = {(one.row.id, one.attempt) for one in self.history.deliveries}
         for one in self.history.recorded:
             if self._is_claimed_as_well(one):
@@ -455,9 +456,10 @@ class Case:
                 yield Spent(us, row_id, (row_id, attempt))
 
     def _is_claimed_as_well(self, one: Recorded) -> bool:
-        """True if an attempt came when its shard was another's, whose claim counts the same one.
+        """True if another process holds the shard by then, and its claim has the same number.
 
-        That one may have read the row before: its caller's is the only delivery of that number.
+        The holder may have read the row before the attempt was recorded. Then the delivery to its
+        caller is the only one of that number.
         """
         shard = self.history.written[one.row_id].row.shard
         taken = [(us, process) for us, process, _ in self.leases_of[shard] if us <= one.at_us]
@@ -496,10 +498,10 @@ class Case:
                 yield shard, Lapse(process, us, self.history.ended_us)
 
     def _taken_in_vain(self) -> Iterator[Spent]:
-        """Claims that no caller came to have: it died, was not told, or too late."""
-        # A handler that has it when its time is up is no caller, and counts one more.
+        """Claims that reached no caller: it died, or got no answer, or an answer too late."""
+        # Only callers: a handler that gets the row when its claim has ended counts one more.
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
-        # A claim in place that reached no caller is edited back, and its attempt not counted.
+        # A claim in place that reached no caller was undone by an edit, and its attempt with it.
         had |= {
             claim.row.id
             for written in self.history.written.values()
@@ -512,7 +514,7 @@ class Case:
             for row_id in row_ids:
                 written = self.history.written[row_id]
                 name = written.process
-                # What is applied long after it was sent is unknown to who sent it.
+                # The sender of a write that is applied late does not know its outcome.
                 is_late = name == LATE_WRITER
                 slack_us = self.history.slack_us.get(name, 0)
                 is_over = written.row.due_ms * 1_000 <= written.at_us + slack_us
@@ -529,13 +531,13 @@ class Case:
                         or self.frozen(name, written.at_us, written.row.due_ms * 1_000)
                     )
                 ):
-                    # A claim that came late was moved to now, and is the same one.
+                    # A claim that came late was moved to now: still the same claim.
                     yield Spent(written.at_us, row_id, self._claim_of(written))
 
     def _is_extended(self, written: Written, had: set[bytes]) -> bool:
-        """True if a claim is one that its caller has, as it was or as its time was extended.
+        """True if a caller has this claim, or the claim of which this is an extension.
 
-        One that was snoozed or retried since is another, though it may have the number of this one.
+        After a snooze or a retry a claim is another one, even with the same number.
         """
         at: Written | None = written
         while at is not None and at.row.claim is not None:
@@ -545,14 +547,14 @@ class Case:
         return False
 
     def _claim_of(self, written: Written) -> tuple[str, int, int]:
-        """What tells a claim from every other of its message: by whom, of what number and life."""
+        """What identifies a claim of a message: sender, attempt, the last return from the dead."""
         token = self.token_of[written.row.id]
         return written.sender, written.row.attempt, self.came_back_us(token, written.at_us)
 
     def _copies(self, token: int) -> list[tuple[Written, Written]]:
-        """Pairs of rows of a message that were there at once, for longer than a move takes."""
+        """Pairs of rows of a message that existed at once, for longer than a move takes."""
         written = sorted(self.written(token), key=lambda one: one.at_us)
-        # An end may be recorded in between, by a call that is not slow yet.
+        # Between the two halves of a move the end may be recorded: one more call.
         both_us = COPY_US + (_SLOW_US if "history" in self.history.plan.settings else 0)
         return [
             (one, other)
@@ -562,7 +564,7 @@ class Case:
         ]
 
     def _is_half_moved(self, old: Written, new: Written) -> bool:
-        """True if a caller made a second row, and its delete of the first failed."""
+        """True if a caller wrote the new row of a move, and its delete of the old one failed."""
         failed = self.history.failed.get(new.sender, ())
         return (
             self.is_caller(new.sender)
@@ -580,33 +582,34 @@ class Case:
         return us is not None and after_us <= us <= until_us
 
     def late_us(self, minute: int) -> int:
-        """From when on a write into a minute is its writer's to repair."""
+        """The time after which whoever writes into a minute must repair the late row."""
         settings = self.history.plan.settings
         minute_ms, offset_ms = (int(settings[name][:-2]) for name in ("minute", "offset"))
         return self.history.due_us(((minute + 1) * minute_ms + offset_ms // 2) * 1_000, 0)
 
     def backoff_us(self, attempt: int) -> int:
-        """How long a message waits after a delivery that failed, where nobody says."""
+        """How long a message waits after a failed attempt if its handler names no delay."""
         settings = self.history.plan.settings
         first_ms, most_ms = int(settings["backoff"][:-2]), int(settings["backoff_max"][:-1]) * 1_000
         return min(first_ms << max(attempt - 1, 0), most_ms) * 1_000
 
     def _is_hindered(self, lapse: Lapse) -> bool:
-        """True if a lease ran out since its holder had died, stood still, or was kept from it.
+        """True if a cause is known for a lapse: a crash, a pause, slow or failed calls, a fork.
 
-        Who stops and cannot store what it has, lets nothing go.
+        A stop with failed calls is one, too: a process that cannot store its outcomes releases no
+        lease.
         """
         name, over_us = lapse.process, lapse.since_us + self.lease_us
         return bool(lapse.known_us) or (
             self.crashed(name, lapse.since_us, over_us)
             or self.frozen(name, lapse.since_us, over_us)
-            # It tries to from when most of its time is over, again and again.
+            # Once most of the lease is over, its holder tries to renew it again and again.
             or self._waits(name, lapse.since_us + self.asked_us, over_us)
             or self._stopped_in_vain(name, lapse.since_us, over_us)
         )
 
     def _stopped_in_vain(self, process: str, after_us: int, until_us: int) -> bool:
-        """True if a process has stopped in a stretch of time, and a call of it failed meanwhile."""
+        """True if a process ended in a stretch of time, and a call failed while it stopped."""
         begun_us, ended_us = self.history.stops.get(process, (0, None))
         failed = self.history.failed.get(process, ())
         return (
@@ -616,10 +619,10 @@ class Case:
         )
 
     def noticed_us(self, fork: Fork) -> int:
-        """Until when a holder may hand out under a lease that a fork of it had released.
+        """Until when a holder may hand out under a lease that a fork of it released.
 
-        It asks for its renewal long before its time is over, and is refused; where the store, or a
-        pause, keeps that up, nothing is handed out either once its time is over.
+        Its next renewal is refused, long before the lease would end. If the store or a pause delays
+        the renewal, the holder stops when the lease would end.
         """
         over_us = fork.us + self.lease_us
         asked_us = fork.us + self.renewed_us + _ASKED_US
@@ -632,7 +635,7 @@ class Case:
         return any(after_us <= us <= until_us + _SET_US for us, _ in self.history.sets)
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
-        """True if two may have had one of these shards at once, since a fork had released it."""
+        """True if two processes may have read one of these shards, because a fork released it."""
         leased = {leased_as(shard) for shard in shards}
         return any(
             fork.shard in leased and fork.us <= until_us and self.noticed_us(fork) >= begun_us
@@ -654,21 +657,21 @@ class Case:
         return any(begun <= until_us and end >= after_us for begun, end in freezes)
 
     def troubled(self, process: str, after_us: int, until_us: int) -> bool:
-        """True if the store had kept a process from renewing its leases."""
+        """True if failures of the store may have kept a process from renewing its leases."""
         troubles = self.history.troubles.get(process, [])
         at = bisect_left(troubles, after_us - self.lease_us)
         return at < len(troubles) and troubles[at] <= until_us
 
     def kept_up(self, process: str, since_us: int, until_us: int) -> bool:
-        """True if a process stood still, or a call of it has failed or was slow, just then."""
+        """True if a process stood still in a stretch of time, or had a failed or slow call."""
         return self._waits(process, since_us, until_us) or any(
             end_us >= since_us and begun_us <= until_us
             for begun_us, end_us in self.freezes.get(process, ())
         )
 
     def _waits(self, process: str, since_us: int, until_us: int) -> bool:
-        """True if a call of a process has failed or was slow."""
-        # An answer that did not come was waited for.
+        """True if in a stretch of time a call of a process failed or was slow."""
+        # A failed call may have waited for its answer until the timeout.
         timeout_us = self.history.plan.weather["timeout_us"]
         failed = self.history.failed.get(process, ())
         return any(since_us - timeout_us <= us <= until_us for us in failed) or any(
@@ -681,10 +684,10 @@ class Case:
     ) -> Iterator[Lapse]:
         """Leases of the shards of a message's rows that ran out in a stretch of time.
 
-        Of such as had it: they stood still, or were kept from renewing it, and nothing else.
+        Only leases of processes that had the message, and whose lapse has a known cause.
 
         Args:
-            row_id: The row of which all those were made, or it is; None: whatever rows there are.
+            row_id: Only this row, and rows that were moved from it, count; None: all rows.
         """
         for shard in {
             written.row.shard
@@ -700,7 +703,7 @@ class Case:
                     yield lapse
 
     def _had(self, token: int, process: str, until_us: int) -> bool:
-        """True if a process has handed out a message until then, or moved or removed a row."""
+        """True if a process has handed out, moved or removed a message until a time."""
         return any(
             one.process == process and one.begun_us <= until_us for one in self.by_token[token]
         ) or any(
@@ -710,9 +713,9 @@ class Case:
         )
 
     def interrupted(self, one: Delivery) -> bool:
-        """True if a shutdown's deadline was over before a handler had ended, and parked its row.
+        """True if a handler still ran at the deadline of its process's stop, so its row was parked.
 
-        What comes of it since, in the moments until its process has ended, may not be stored.
+        An outcome after the deadline may not be stored.
         """
         begun_us, end_us = self.history.stops.get(one.process, (0, None))
         if one.kind != "handler" or end_us is None:
@@ -730,7 +733,7 @@ class Case:
 
 
 def entry_of(row: Row) -> bytes:
-    """The id under which a message has entered its queue."""
+    """The id by which a message entered its queue: that of its first row."""
     return row.first or row.id
 
 

@@ -1,7 +1,7 @@
-"""The rules, judged by the history of a run: pure functions, which know nothing of how it was run.
+"""The rules, judged by the history of a run: pure functions that see nothing else of the run.
 
-Each gives what breaks it. A duplicate has to have a cause that the README allows, found in what
-happened to this message and to the processes that had it in hand; the causes are counted.
+Each rule yields its breaches. A duplicate needs a cause that the README allows, among the events of
+the message and of the processes that held it. Causes are counted.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, History, Written
 
 _ROUNDED_US = 1_000
-"""A due is in milliseconds, and a clock is set between two."""
+"""A due is in whole milliseconds, while a clock may be set between two."""
 
 
 @dataclass
 class Verdict:
-    """What the checker found."""
+    """The result of the checker: breaches, and causes of duplicates with their counts."""
 
     breaches: list[Breach] = field(default_factory=list)
     causes: Counter[str] = field(default_factory=Counter)
 
 
 def judge(history: History) -> Verdict:
-    """All rules; of a run that would never have ended only that."""
+    """Judge a run by all rules; one that was cut off as endless only by `told`."""
     case = Case(history)
     verdict = Verdict()
-    # Some compare each of a message's rows with every other, and its copies were without end.
+    # Some rules compare all rows of a message in pairs, and an endless run has too many.
     for rule in (told,) if history.is_cut else RULES:
         verdict.breaches += rule(case)
     verdict.causes = case.causes
@@ -66,7 +66,7 @@ def judge(history: History) -> Verdict:
 
 
 def undrained(case: Case) -> Iterator[Breach]:
-    """After healing, every lane has a reader, and everything that is due is delivered."""
+    """At the end of a run each lane has a reader, and every due message is delivered."""
     history = case.history
     if history.drained:
         return
@@ -77,7 +77,7 @@ def undrained(case: Case) -> Iterator[Breach]:
 
 
 def invented(case: Case) -> Iterator[Breach]:
-    """Only what was put is delivered, equal to the byte."""
+    """Only messages that were put are delivered, byte for byte."""
     for one in case.history.deliveries:
         put = case.history.puts.get(one.token)
         if put is None or put.body != one.body:
@@ -95,19 +95,19 @@ def invented(case: Case) -> Iterator[Breach]:
 
 
 def _is_unsure(case: Case, token: int) -> bool:
-    """True if a put by key may have stored its message twice, and its caller knows one id."""
+    """True if a put by key may have stored its message twice: its caller knows only one id."""
     return any(call.token == token and call.is_unsure for call in case.history.errands.values())
 
 
 def _headers_of(case: Case, token: int) -> dict[str, str]:
-    """The headers that a message was put with."""
+    """The headers with which a message was put."""
     if token in case.history.runs:
         return case.history.runs[token].headers
     return {"number": str(token)} if token % 7 == 0 else {}
 
 
 def zombies(case: Case) -> Iterator[Breach]:
-    """A row dies once: nothing brings it back, and no delete passes it by."""
+    """A deleted row stays deleted: no write brings it back, and no delete misses it."""
     for row in case.history.risen:
         yield Breach("zombie", f"a late write brought back {row.position}", token_of(row.body))
     for row in case.history.survivors:
@@ -118,12 +118,12 @@ def zombies(case: Case) -> Iterator[Breach]:
 
 
 def early(case: Case) -> Iterator[Breach]:
-    """Nothing is handed out before its due, but by what a clock drifts between measurements."""
+    """Nothing is handed out earlier before its due than clocks drift between measurements."""
     slack_us = case.history.slack_us
     for one in case.history.deliveries:
         due_us = one.row.due_ms * 1_000
         if one.kind == "receive":
-            # Its row is the claim already.
+            # The delivered row is the claim, whose own due is the end of the visibility.
             due_us = _claimed_due_us(case, one)
         put = case.history.puts.get(one.token)
         asked_us = put.asked_us if put is not None else 0
@@ -134,11 +134,11 @@ def early(case: Case) -> Iterator[Breach]:
 
 
 def _claimed_due_us(case: Case, one: Delivery) -> int:
-    """When the row was due of which a caller's claim was made."""
+    """The due of the row that a caller claimed, epoch microseconds."""
     claim = case.history.written[one.row.id]
     source = case.source_of(claim)
     while source is not None and source.row.claim and case.is_repair(source, claim):
-        # A claim that came late was moved to now, and is the same one.
+        # A claim that came late was moved to now: still the same claim.
         claim, source = source, case.source_of(source)
     return 0 if source is None else source.row.due_ms * 1_000
 
@@ -147,9 +147,9 @@ def _claimed_due_us(case: Case, one: Delivery) -> int:
 
 
 def fenced(case: Case) -> Iterator[Breach]:
-    """Nothing is handed out under a lease that is over, nor runs on when that is released.
+    """Nothing is handed out without a lease, and no lease is released while a handler needs it.
 
-    Whose fork has released it hands out until it asks for its renewal.
+    A process whose fork released its lease hands out until its next renewal is refused.
     """
     for one in case.history.deliveries:
         if not (one.fenced or _is_forked(case, one)):
@@ -175,7 +175,7 @@ def fenced(case: Case) -> Iterator[Breach]:
 
 
 def _is_forked(case: Case, one: Delivery) -> bool:
-    """True if a fork of its process had released its lease, of which that had not to know yet."""
+    """True if a fork released the lease of a delivery, and its process need not know that yet."""
     return any(
         (fork.process, fork.shard) == (one.process, leased_as(one.row.shard))
         and fork.us <= one.begun_us <= case.noticed_us(fork)
@@ -187,7 +187,7 @@ def _is_forked(case: Case, one: Delivery) -> bool:
 
 
 def counted(case: Case) -> Iterator[Breach]:
-    """Attempts rise by one a delivery, but after a snooze, a shutdown or a crash."""
+    """Each delivery raises the attempt by one, except after a snooze, a shutdown or a crash."""
     for token, ones in case.by_token.items():
         for place, one in enumerate(ones):
             if one.attempt < 1 or one.attempt > case.attempts:
@@ -195,14 +195,14 @@ def counted(case: Case) -> Iterator[Breach]:
             before = _last_of_its_line(case, ones[:place], one)
             wanted = {1} if before is None else _attempts_after(case, before, one)
             if before is None and key_of(one.row) is not None and _is_edited(case, one):
-                # It goes on counting where the body that was there before had come to.
+                # An edited message goes on with the attempts of its former body.
                 continue
             if wanted is None:
                 continue
-            # One may be recorded and not begun, where its consumer dies in between.
+            # An attempt is recorded before its delivery begins; a consumer may die in between.
             since_us = _begins_us(case, one)
             since_us = since_us if before is None else max(since_us, before.begun_us)
-            # What came after its row was gone, it does not know of.
+            # Attempts spent after the row was deleted are not counted by it.
             gone_us = case.history.written[one.row.id].deleted_us or one.begun_us + 1
             until_us = min(one.begun_us, gone_us - 1)
             extra = case.spent_between(token, since_us, until_us, one.row.id)
@@ -217,7 +217,7 @@ def counted(case: Case) -> Iterator[Breach]:
 
 
 def _is_edited(case: Case, one: Delivery) -> bool:
-    """True if the body of a delivery was given to a message that was there."""
+    """True if an edit gave an existing message the body of a delivery."""
     return any(
         call.token == one.token and call.errand.does == "edit"
         for call in case.history.errands.values()
@@ -225,16 +225,17 @@ def _is_edited(case: Case, one: Delivery) -> bool:
 
 
 def _begins_us(case: Case, one: Delivery) -> int:
-    """Since when the row of a delivery counts attempts: since it came back from the dead, if so."""
+    """When the row of a delivery last came back from the dead, which resets attempts; 0: never."""
     line = case.line_of(one.row.id)
     back_us = (w.at_us for w in case.revived.get(one.token, ()) if w.row.id in line)
     return max(back_us, default=0)
 
 
 def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delivery | None:
-    """The last delivery of which a row counts the attempt: none of a row that came beside it.
+    """The last delivery before this one whose attempt this row counts.
 
-    Of what a caller had maybe moved, and another has had since, the move may come at last.
+    Deliveries of other copies do not count. Nor does a delivery of a former row that began after
+    the move of that row was planned: a caller's move may take effect late.
     """
     line = case.line_of(one.row.id)
     made_us = {case.history.came_from.get(row_id): case.planned_by_us(row_id) for row_id in line}
@@ -246,15 +247,16 @@ def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delive
 
 
 def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | None:
-    """The numbers that a delivery may have after the last of its line; None: any."""
+    """The attempts that a delivery may show after the last of its line; None: any."""
     number = before.attempt
-    # How it ended may not have been stored; to fall below it, it has to come back from the dead.
+    # The outcome may not be stored. Only a return from the dead gives a lower number.
     either = {number, number + 1}
     if _was_left_behind(case, before, one):
         return {number}
     line = (case.history.written[row_id].row.shard.queue for row_id in case.line_of(one.row.id))
     if DEAD in line and case.has_come_back(one.token, before.begun_us, one.begun_us):
-        # With all its attempts again; which of two deliveries under way was first, is open.
+        # Back from the dead it has all attempts again. If the last delivery still runs, it is
+        # open which of the two was first.
         return {1} if before.ended_us is not None else None
     if (
         in_the_way(case, before, one)
@@ -266,9 +268,9 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
             if ended_us is None or cause_of(case, before, one) != "interrupted by shutdown":
                 return either
             failed = case.history.failed.get(before.process, ())
-            # What was parked earlier, and counted, stays so where that cannot be taken back.
+            # A row parked before the stop counts its attempt, and a failed call cannot undo it.
             is_kept = any(begun_us <= us <= ended_us for us in failed)
-            # Nor is one moved that was due by then, or when it came: another may have had it since.
+            # A parked row that was due by then is not moved: another process may have had it.
             is_kept |= any(
                 claim.process == before.process
                 and claim.is_there(max(claim.row.due_ms * 1_000, claim.at_us))
@@ -287,9 +289,10 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
 
 
 def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
-    """True if a delivery is of the very row that a clean shutdown made of one that still ran.
+    """True if a delivery is of the row that a clean shutdown parked while the handler still ran.
 
-    What was asked for before, and is repeated as it was, counts.
+    Such a row does not count the interrupted attempt. A row that was planned before the shutdown,
+    and only repeated during it, does.
     """
     name = before.process
     begun_us, ended_us = case.history.stops.get(name, (0, None))
@@ -310,11 +313,11 @@ def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
 
 
 def poisoned(case: Case) -> Iterator[Breach]:
-    """A message that kills its consumer each time is dead after its attempts, and a bit."""
+    """A message that kills each consumer is dead after its attempts and a few free deliveries."""
     for one in case.history.deliveries:
         written = case.history.written[one.row.id]
         if not written.is_there(one.begun_us):
-            # What was settled just now bears no record; that it was looked for, `looked` judges.
+            # A row that is gone cannot record an attempt; `looked` judges this delivery.
             continue
         if not case.is_recorded(one) and _is_for_care(case, one):
             yield Breach(
@@ -326,10 +329,10 @@ def poisoned(case: Case) -> Iterator[Breach]:
     for token, ones in case.by_token.items():
         killed = [one for one in ones if case.crashed(one.process, one.begun_us, one.begun_us)]
         free = [one for one in killed if one.kind == "handler" and not case.is_recorded(one)]
-        # A copy has attempts of its own.
+        # Each copy of a message has all attempts.
         lives = 1 + len(case.revived.get(token, ())) + len(case.copies.get(token, ()))
-        # One is free for each row, and for each time that who took its shard over has left it as
-        # it was: the next is none that comes after a crash.
+        # Only a delivery after a crash is recorded. So one unrecorded delivery is free for each
+        # shard, and one more each time that a member released the shard.
         allowed = sum(
             1 + sum(us < ones[-1].begun_us for us in case.released[shard])
             for shard in {one.row.shard for one in free}
@@ -345,11 +348,11 @@ def poisoned(case: Case) -> Iterator[Breach]:
 
 
 def looked(case: Case) -> Iterator[Breach]:
-    """What another may have settled meanwhile is looked at again before it is handed out."""
+    """A row that another process may have settled is reread before it is handed out."""
     for one in case.history.deliveries:
         name, gone_us = one.process, case.history.written[one.row.id].deleted_us
         if one.kind == "handler" and one.row.claim is not None:
-            # Whether its holder moves it on late is chance: that it might is looked for each time.
+            # The holder of a claim may move it late, so a claim is looked up before each hand-out.
             since_us, what = one.seen_us, "last looked for"
         elif gone_us is not None and _is_for_care(case, one):
             since_us, what = gone_us, "gone"
@@ -357,7 +360,7 @@ def looked(case: Case) -> Iterator[Breach]:
             continue
         if since_us > one.begun_us - case.looked_us:
             continue
-        # A record that took long is told at its end, and it is handed out then.
+        # A slow record of an attempt ends just before the hand-out, long after the look.
         troubles = case.history.troubles.get(name, ())
         is_slow = any(one.begun_us - DRIFT_US <= us <= one.begun_us for us in troubles)
         if not is_slow and not case.frozen(name, since_us, one.begun_us):
@@ -370,15 +373,16 @@ def looked(case: Case) -> Iterator[Breach]:
 
 
 def _is_for_care(case: Case, one: Delivery) -> bool:
-    """True if its consumer has taken the shard over from one who may have died of this row."""
+    """True if the consumer took the shard over from a process that may have died of this row."""
     taken_us = case.taken_over(one)
     if one.kind != "handler" or not taken_us or case.history.written[one.row.id].at_us > taken_us:
         return False
-    # What has come due since that one's lease was over, it has not had: the shard was nobody's.
+    # Rows that came due after the lease ended did not reach the dead process.
     history, wall_due_us = case.history, one.row.due_ms * 1_000
     ended_us = case.lease_ended(one.row.shard, taken_us)
     due_us = history.due_us(wall_due_us, history.written[one.row.id].at_us)
-    # Of a group one was begun at a time: the first that is handed out may be that.
+    # Messages of a group run one at a time, so only the first one after the take-over may
+    # have killed its consumer.
     if one.row.shard.lane >= FIRST_GROUP_LANE and any(
         other.process == one.process
         and other.row.group == one.row.group
@@ -395,12 +399,12 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
         and (written.deleted_us is None or written.deleted_us > taken_us)
         for written in case.on_shard[one.row.shard]
     )
-    # Who had died may have been any of them.
+    # With few rows due, each may have killed the consumer. Of more rows only some were in memory.
     return rows <= min([HEALER_PREFETCH, *(m.prefetch for m in case.history.plan.machines)])
 
 
 def buried(case: Case) -> Iterator[Breach]:
-    """Dead is what was buried, or had all its attempts, and only then."""
+    """A message is dead only if it was buried or had all its attempts, and only once."""
     seen: Counter[int] = Counter(token_of(row.body) for row in case.history.dead)
     for row in case.history.dead:
         token = token_of(row.body)
@@ -423,9 +427,9 @@ def buried(case: Case) -> Iterator[Breach]:
 
 
 def _attempts_of(case: Case, token: int) -> int:
-    """The most attempts that a message can have had since it came back from the dead, or was put.
+    """The most attempts that a message can have had since its put or return from the dead.
 
-    Those that came to a delivery, but not to a snooze that was stored; and those spent in vain.
+    They are its deliveries without stored snoozes, and the attempts that began no delivery.
     """
     since_us = case.came_back_us(token, case.history.ended_us)
     begun = [one for one in case.by_token[token] if one.begun_us > since_us]
@@ -434,10 +438,10 @@ def _attempts_of(case: Case, token: int) -> int:
 
 
 def _is_snoozed(case: Case, one: Delivery) -> bool:
-    """True if a delivery ended with a snooze, and its consumer came to store that in time.
+    """True if a delivery ended with a snooze that its consumer stored in time.
 
-    One who stood still may do so when another has buried what had all its attempts by then. And one
-    who dies between the two halves of a large move leaves the row as well that counts the delivery.
+    After a pause of the consumer another process may have buried the message first. And if the
+    consumer dies between the halves of a large move, the old row stays and counts the delivery.
     """
     died_us = min((w.at_us for w in case.deaths(one.token) if w.at_us > one.begun_us), default=0)
     return one.outcome == "snooze" and any(
@@ -449,16 +453,16 @@ def _is_snoozed(case: Case, one: Delivery) -> bool:
 
 
 def _is_left(case: Case, written: Written, died_us: int) -> bool:
-    """True if the row that was moved was there still when its message died."""
+    """True if the old row of a move still existed when the message died."""
     source = case.source_of(written)
     return source is not None and source.is_there(died_us - 1)
 
 
 def _has_excuse(case: Case, token: int) -> bool:
-    """True if a process that buried a message could not know that it was dead already."""
+    """True if a process that buried a message again could not know that it was dead already."""
     died = case.deaths(token)
     if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
-        # A caller was not told that it had buried it: the message was still there, and died anew.
+        # All burials but one are of callers that got no answer: the message stayed, and died again.
         return True
     first_us, until_us = min(w.at_us for w in died), max(w.at_us for w in died)
     since_us = first_us - case.lease_us
@@ -473,13 +477,13 @@ def _has_excuse(case: Case, token: int) -> bool:
             case.crashed(w.sender, min(case.born_us(w.row.id), first_us), until_us) for w in died
         )
         or any(case.ran_out(token, since_us, until_us))
-        # What was there twice dies twice: whether it may be there twice, `copied` judges.
+        # Each copy of a message dies; `copied` judges whether it may have copies.
         or token in case.copies
     )
 
 
 def told(case: Case) -> Iterator[Breach]:
-    """What the run itself found out of place, and errors that nobody should see."""
+    """Breaches that the run itself noted, and errors that no caller should see."""
     for rule, text in case.history.notes:
         yield Breach(rule, text)
 

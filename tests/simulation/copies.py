@@ -1,4 +1,4 @@
-"""The rule of copies: a message has a second row only where who wrote it could not know better."""
+"""The rule of copies: a second row is written only by a process that cannot know of the first."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 def copied(case: Case) -> Iterator[Breach]:
     """A message has a second row only after a crash, a pause or an unknown write."""
     for token in sorted(case.copies):
-        # Of two rows that are there already each goes its way.
+        # Rows made of two rows that existed already are no new copies.
         begun = [pair for pair in case.copies[token] if case.rows_at(token, pair[1].at_us - 1) < 2]
         if not all(_copy_is_excused(case, *p) or _looked_together(case, *p) for p in begun):
             yield Breach("copied", f"m{token} has copies: {story(case, token)}", token)
 
 
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
-    """True if who wrote a second row could not know of the first, or not delete it."""
+    """True if the writer of a second row could not know of the first, or could not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
-    # That a row came without an answer is no reason for it to stay when it is moved on.
+    # In a move only the unknown outcome of the new row counts: the old row is known to its mover.
     pair = {new.row.id} if case.source_of(new) is old else {old.row.id, new.row.id}
     if pair & case.unknown_moved:
         return True
-    # A large one's delete follows its insert, again and again until it is stored.
+    # A large row is moved in two steps: an insert, then a delete, repeated until it is stored.
     plan = case.history.plan
     is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
-    # What has a name moves step by step as well: its place is noted in between.
+    # So is a message with a key: its place is noted between the steps.
     is_large |= new.row.key is not None
-    # So does that of one which goes to another queue, where its end is recorded in between.
+    # So is a message that leaves its queue with a history: its end is recorded in between.
     is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
-    # Any other is moved at once: nothing can come between.
+    # All others are moved in one call, which no crash can divide.
     if is_large and case.crashed(name, new.at_us, end_us):
         return True
     if new.row.shard.queue == DEAD and pair & case.unknown_burials:
@@ -49,9 +49,9 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     if overtaken(case, new) or _was_displaced(case, old, new):
         return True
     if name == LATE_WRITER and case.crashed(new.sender, case.born_us(new.row.id), new.at_us):
-        # Whoever sent it, and died before it was answered, could not delete what it had moved.
+        # The sender of this late write died before the answer, so it could not delete the old row.
         return True
-    # From when it was to be written, long after its writer had looked, to when that was done.
+    # A pause from the planning of the new row to the end of the move.
     if case.frozen(name, case.born_us(new.row.id), end_us if is_large else new.at_us):
         return True
     if _is_put_back_twice(case, new):
@@ -59,19 +59,19 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     if not is_large or _is_buried_anew(case, new, end_us):
         return False
     if name == LATE_WRITER and (old.deleted_by == new.sender or _was_taken_over(case, old, new)):
-        # Whoever sent it, and lives, sends the very same again, and then comes to the delete: or
-        # finds that another has settled the message, since its lease was over.
+        # A sender that lives repeats the same insert, then deletes the old row; or it finds that
+        # another process settled the message after the sender's lease had ended.
         name = new.sender
-        # It had waited for an answer by then, and pauses before it sends that.
+        # The sender waited for the answer, and pauses before the repeat.
         since_us = new.at_us - case.pause_us
         return case.frozen(name, new.at_us, end_us) or case.kept_up(name, since_us, end_us)
     return case.kept_up(name, new.at_us, end_us)
 
 
 def _was_displaced(case: Case, old: Written, new: Written) -> bool:
-    """True if a row by key took so long that its name was lost, and is carried out anew.
+    """True if `old`, a put by key, arrived so late that it lost its key and the put was repeated.
 
-    It never runs, and is deleted when it comes due: whoever has the name may go by it until then.
+    Such a row never runs. It stays until its due, because others may still refer to it.
     """
     key, weather = key_of(old.row), case.history.plan.weather
     gone_us = max(int(weather["late_us"]), int(weather["timeout_us"]))
@@ -87,10 +87,10 @@ def _was_displaced(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_put_back_twice(case: Case, new: Written) -> bool:
-    """True if two redrives put a message back, each of which had looked before the other wrote.
+    """True if two redrives put a message back, because each read the dead row before a write.
 
-    They wrote at once, or the store kept the call of one up: what the other had made may have been
-    moved on by then.
+    They wrote at the same time, or the store delayed the call of one: the row of the other may have
+    been moved on by then.
     """
     token, planned_us = case.token_of[new.row.id], case.born_us(new.row.id)
     revived = case.revived.get(token, [])
@@ -107,12 +107,12 @@ def _is_put_back_twice(case: Case, new: Written) -> bool:
 
 
 def overtaken(case: Case, new: Written) -> bool:
-    """True if another ended what a row was made of, as the row was on its way to the store.
+    """True if another process ended the old row while the new one was on its way to the store.
 
-    Both had looked before the other's write could be seen, and each had a right to: the row was
-    late, and its writer was moving it to now; or it came due, or the lease of its shard ran out, as
-    the store, or a pause, kept up who was moving it; or it had run out, of who had it in hand; or a
-    fork had released it, of which its holder did not know yet.
+    Neither could see the write of the other, and each had a right to move the old row. Its writer
+    moves a late row to now. The row came due, or the mover's lease ran out, while the store or a
+    pause delayed the mover. The other process had the row past its own lease. Or a fork had
+    released the lease, which its holder did not know yet.
     """
     source = case.source_of(new)
     planned_us = case.born_us(new.row.id)
@@ -134,19 +134,19 @@ def overtaken(case: Case, new: Written) -> bool:
 
 
 def _made_of(case: Case, source: Written) -> list[Written]:
-    """The rows as which one was moved on, by all who did."""
+    """All rows that any process made of a row."""
     token = case.token_of[source.row.id]
     came_from = case.history.came_from
     return [one for one in case.written(token) if came_from.get(one.row.id) == source.row.id]
 
 
 def repairs(case: Case, source: Written, new: Written) -> bool:
-    """True if a row was made of one that came too late, by who had written that."""
+    """True if the writer of a row that came too late moved it: `new` was made of `source`."""
     return case.is_repair(source, new)
 
 
 def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
-    """True if the lease of who planned a new row ran out, and the old one was another's to end."""
+    """True if the lease of the mover ran out, and another process ended the old row."""
     planned_us, end_us = case.born_us(new.row.id), old.deleted_us or 0
     return old.deleted_by != new.sender and any(
         lapse.process == new.sender and planned_us <= lapse.until_us <= end_us
@@ -155,9 +155,9 @@ def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
 
 
 def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
-    """True if who ended the old row had it in hand past its lease, when another planned the new."""
+    """True if a process ended the old row past its lease, after another planned the new row."""
     name, planned_us = old.deleted_by, case.born_us(new.row.id)
-    # To hand it out, or to claim it for a caller or put it off.
+    # It began to hold the row at a hand-out, or at a claim or move of the row.
     had_us = [
         one.begun_us
         for one in case.by_token[case.token_of[old.row.id]]
@@ -172,10 +172,10 @@ def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
-    """True if who buried a message did so once more, though its row was left only for a repeat.
+    """True if a process buried a message twice, though it knew of the first burial.
 
-    A caller may, who was told of the first that maybe it was not done; and anybody what it was
-    handed out since, as which it had come back.
+    It may bury again as a caller whose first burial had no certain outcome, or if the message came
+    back from the dead and was handed to it in between.
     """
     if new.row.shard.queue != DEAD:
         return False
@@ -197,26 +197,26 @@ def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
 
 
 def _looked_together(case: Case, old: Written, new: Written) -> bool:
-    """True if one whose lease had lapsed moved a row just as its new reader was moving it.
+    """True if a process without its lease moved a row at the same time as the new reader did.
 
-    A pause past the lease may leave a duplicate, and a store that keeps a call for so long is one
-    to its caller. Both had looked before the other's write could be seen.
+    Neither could see the write of the other. A pause past the lease may leave a duplicate, and a
+    call that the store delays as long is such a pause.
     """
     if old.process == new.process:
         return False
-    # Who was second wrote at once, where no call of the lapsed one was kept meanwhile.
+    # If no call of the process without a lease was delayed, the second row follows at once.
     is_second = new.at_us <= old.at_us + COPY_US and _had_lapsed(case, old, new)
     return is_second or _had_lapsed(case, new, old)
 
 
 def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
-    """True if whoever wrote a row had had the message long before another took it over."""
+    """True if the writer of `lapsed` had the message long before the writer of `taken` did."""
     name, at_us = lapsed.process, max(lapsed.at_us, taken.at_us)
-    # Each had it in hand, the lapsed one first; nothing else lets two move one row.
+    # Both were handed the message, the one without a lease first: no other way leads to two moves.
     token = case.token_of[lapsed.row.id]
     had = [one for one in case.by_token[token] if one.begun_us <= at_us]
     first_us = max((one.begun_us for one in had if one.process == name), default=at_us)
-    # What has had all its attempts is buried by who takes it over, and not handed out.
+    # A message without attempts left is buried at the take-over, and not handed out.
     buried_us = taken.at_us if taken.row.shard.queue == DEAD else 0
     taken_us = max((one.begun_us for one in had if one.process == taken.process), default=buried_us)
     if taken_us < first_us + case.lapse_us:
