@@ -80,9 +80,11 @@ class App:
         store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
             `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
         middleware: Context managers around each put and run, the outermost first.
-        on_dead: Called by workers with each job that dies, as that of a `Consumer`.
-        traces: Makes spans of OpenTelemetry, as for `shardq.connect`; a connection has its own.
-        options: The options of all its tasks that choose no others; the queue is `default`.
+        on_dead: Called by workers with each job that dies, like the `on_dead` of a `Consumer`.
+        traces: Makes spans of OpenTelemetry, as for `shardq.connect`; a connection brings its own
+            `traces`.
+        options: Options for all tasks of the app; a task's own options replace them. The queue is
+            `default` unless given.
 
     Raises:
         UsageError: If an option is unknown or cannot be used, or two contradict each other.
@@ -181,14 +183,15 @@ class App:
         Args:
             function: The function, plain or `async`. Its arguments and result become JSON by their
                 type hints.
-            batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
-                or fails for all of them, unless it returns a list with an error among others: an
-                outcome for each.
-            name: The name by which jobs find it; its module and name unless given.
+            batch: The most jobs that one call of the function takes, as a list, 1 to 1,000. The
+                call succeeds or fails for all of them. If it returns a list with an error among the
+                items, each item is the outcome of one job.
+            name: The task's name, which its jobs carry; the function's module and name unless
+                given.
             aliases: Other names, for jobs that were put before a rename.
-            cancellable: Let a cancel by its job's key reach a coroutine that runs, as
-                `asyncio.CancelledError`, within some 1 s. One read of the key a second.
-            on_dead: Called with each of its jobs that dies, instead of the app's.
+            cancellable: True to raise `asyncio.CancelledError` in a running coroutine within about
+                1 s after its job was cancelled by key. The key is read once a second.
+            on_dead: Called with each job of the task that dies, instead of the app's `on_dead`.
             options: As `TaskOptions` names them.
 
         Raises:
@@ -211,9 +214,10 @@ class App:
     def on_start(self, function: Callable[[], A], /) -> Callable[[], A]:
         """Let each worker call a function before it runs jobs: `@app.on_start`.
 
-        In the order of declaration. A coroutine runs in the worker's loop: make a client there if
-        other coroutines share it. A worker does not start if one of the functions fails; it then
-        calls the functions of `on_stop`, if an earlier one had returned.
+        The functions are called in the order of declaration. A coroutine runs in the worker's loop:
+        make a client there if other coroutines share it. A worker does not start if one of the
+        functions fails; it then calls the functions of `on_stop`, if an earlier function had
+        returned.
 
         Args:
             function: Takes no arguments, plain or `async`.
@@ -228,8 +232,9 @@ class App:
     def on_stop(self, function: Callable[[], A], /) -> Callable[[], A]:
         """Let each worker call a function once its jobs have ended: `@app.on_stop`.
 
-        In reverse order of declaration. Coroutines run in the worker's loop, each no longer than
-        the worker's deadline. Failures are logged. A killed worker calls none.
+        The functions are called in reverse order of declaration. Coroutines run in the worker's
+        loop, each no longer than the worker's deadline. Failures are logged. A killed worker calls
+        none of them.
 
         Args:
             function: As for `on_start`.
@@ -258,7 +263,7 @@ class App:
 
         Args:
             key: Its key.
-            queue: The name of its queue; None: any of those of the tasks.
+            queue: The name of its queue; None: any queue of the tasks.
         """
         for one in self._searched(queue):
             found = one.get(key)
@@ -271,7 +276,7 @@ class App:
 
         Args:
             key: Its key.
-            queue: The name of its queue; None: each of those of the tasks.
+            queue: The name of its queue; None: each queue of the tasks.
 
         Returns:
             The outcome. A running job is asked to stop, and does not run again.
@@ -290,9 +295,9 @@ class App:
 
         Args:
             key: Its key.
-            due: When, as for `Queue.put`.
+            due: The new due, as for `Queue.put`.
             delay: Instead of `due`: how long from now.
-            queue: The name of its queue; None: each of those of the tasks.
+            queue: The name of its queue; None: each queue of the tasks.
         """
         return self._by_key(queue, lambda one: one.move(key, due=due, delay=delay))
 
@@ -354,17 +359,18 @@ class App:
         with each change of the declaration.
 
         Args:
-            interval: How long, from 1 s. Clock changes do not touch it.
-            call: The task, or `task.of(..)` with its arguments. Options of the job are the task's:
-                `every("15m", sync.using(key="crm"))`.
+            interval: The time between two fire times, 1 s or more. Clock changes do not affect it.
+            call: The task, or `task.of(..)` with its arguments. The job takes its options from the
+                task: `every("15m", sync.using(key="crm"))`.
             name: The schedule's, unique in the task's queue; the task's name unless given.
-            revision: From 1. Of two programs that declare one name, the higher one decides.
-            start: When it fires first, the same in each run of the program; None: one interval
-                after it was made.
-            end: It fires no later than this.
-            at_start: True to fire as soon as it is made; instead of a start.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            revision: 1 or more. If two programs declare schedules of one name, the higher revision
+                wins.
+            start: The first fire time, which must be the same in each run of the program; None: one
+                interval after the schedule was made.
+            end: The schedule fires no later than this.
+            at_start: True to fire as soon as the schedule is made; instead of `start`.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError: If something cannot be used, the function does not take the arguments, or
@@ -389,16 +395,16 @@ class App:
         """Declare that a task is put at times of the wall clock, as cron does.
 
         Args:
-            text: Five fields as cron reads them, `30 2 * * 1-5`; six, where the first is of
-                seconds; or `@daily` and the like.
+            text: Five fields as cron reads them, `30 2 * * 1-5`; six, with the seconds first; or
+                `@daily` and the like.
             call: As for `every`.
             tz: The zone of that wall clock, by its IANA name.
             name: As for `every`.
             revision: As for `every`.
-            start: It fires no sooner.
-            end: It fires no later.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            start: The schedule fires no sooner than this.
+            end: The schedule fires no later than this.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError: As `every`.
@@ -419,12 +425,13 @@ class App:
         """Declare that a task is put whenever a trigger of APScheduler fires.
 
         Args:
-            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            trigger: An interval, cron, date or calendar interval, or several combined by
+                `AndTrigger` or `OrTrigger`.
             call: As for `every`.
             name: As for `every`.
             revision: As for `every`.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError: As `every`.
@@ -439,7 +446,7 @@ class App:
 
         Args:
             name: The schedule's.
-            queue: The name of its queue; None: each of those of the tasks.
+            queue: The name of its queue; None: each queue of the tasks.
 
         Raises:
             UsageError: If the app declares it as well.
@@ -455,9 +462,9 @@ class App:
             The names of the schedules that were made, changed and removed.
 
         Raises:
-            UsageError: If the store has different ones with the same revision, or one cannot be
-                used with its queue.
-            StoreTimeout, StoreUnavailable: As those of a put.
+            UsageError: If the store has different schedules with the same revision, or a schedule
+                cannot be used with its queue.
+            StoreTimeout, StoreUnavailable: As for a put.
         """
         return self._declarations.reconcile()
 
@@ -544,7 +551,7 @@ class App:
         return [self.queue(name) for name in searched]
 
     def _by_key(self, queue: str | None, command: Callable[[Queue], Answer]) -> Answer:
-        """The best answer to a command from the queues that may have the key."""
+        """Give a command to each queue that may have the key; returns the best answer."""
         answers = [command(one) for one in self._searched(queue)]
         for best in (Answer.DONE, Answer.RUNNING):
             if best in answers:

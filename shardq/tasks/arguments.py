@@ -40,9 +40,10 @@ class _Coder(NamedTuple):
     """Brings arguments to JSON and back.
 
     Attributes:
-        bind: Takes arguments as the function does, and returns a struct; else raises `TypeError`.
+        bind: Takes the function's arguments, and returns them as a struct; raises `TypeError` if
+            they do not fit.
         codec: Writes and reads that struct.
-        unhinted: Checks the places without a hint; None if all have one.
+        unhinted: Checks values that have no type hint; None if all have one.
         call: Returns the `args` and `kwargs` for a struct.
     """
 
@@ -223,7 +224,7 @@ class TaskSignature:
         return _Coder(struct, codec, _unhinted(struct), lambda given: ((), asdict(given)))
 
     def _codec(self, struct: type[Given], hints: Mapping[str, Any]) -> Codec:
-        """The codec of a struct of arguments; raises the error of the argument that has none."""
+        """The codec of a struct of arguments; raises an error that names an unusable hint."""
         try:
             return Codec(struct)
         except UNREADABLE as error:
@@ -263,7 +264,7 @@ class TaskSignature:
         """
         place = _PLACE.fullmatch(unfit.path)
         if place is None:
-            # The error names no place: find the argument that cannot be JSON.
+            # The error does not say which argument cannot be JSON: try each one.
             for name, value in values.items():
                 try:
                     _ = value is UNSET or plain_json(value)

@@ -1,8 +1,8 @@
-"""Jobs that wait for others of their batch: of one task, with one policy.
+"""Collects jobs of one task and one policy into batches, which run together.
 
-The first job of a batch waits a moment in its handler's thread, and runs all of them there; the
-threads of the others are free. A full batch starts at once. If a caller steps the worker, all jobs
-wait in that thread until nothing more is due.
+The first job of a batch waits a moment in its handler's thread, and runs the whole batch there. The
+threads of the other jobs stay free. A full batch starts at once. If a caller steps the worker, all
+jobs wait in the caller's thread until nothing more is due.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Batches:
         self.is_threaded = True
 
     def add(self, run: JobRun, size: int, work: Callable[[list[JobRun]], None]) -> None:
-        """Add a run to the batch of its kind, which runs together. The delivery is held.
+        """Add a run to the batch of its task and policy. The run's delivery is held.
 
         Args:
             run: A run that begins.
             size: How many run together at most.
-            work: Runs the batch, in the thread of its first run; without threads, in that of its
-                last.
+            work: Runs the batch, in the thread of the batch's first run; without threads, in the
+                thread of its last run.
         """
         kind = (run.plan.task.name, run.plan.policy)
         with self._lock:
@@ -71,7 +71,7 @@ class Batches:
             work(batch.runs)
 
     def finish(self) -> None:
-        """Run the batches that are not full, in this thread: no more jobs arrive."""
+        """Run the batches that are not full, in this thread, because no more jobs arrive."""
         with self._lock:
             batches, self._open = list(self._open.values()), {}
         for batch in batches:

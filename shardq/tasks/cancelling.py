@@ -34,11 +34,11 @@ async def cancelled_by_key(work: Awaitable[Any], context: Context) -> Any:
 
 async def _cancel(task: asyncio.Task[Any] | None, context: Context) -> None:
     """Wait until a job is cancelled by its key; then cancel its task."""
-    # In a thread, because it reads the store.
+    # Ask in a thread, because the question reads the store.
     while not await asyncio.to_thread(context.is_asked_to_stop):
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=_ASK_EVERY_S)
     if task is not None:
-        # Set only now: a coroutine that returned meanwhile did not see the cancel, and its result
-        # is kept.
+        # Set this only if the coroutine still runs: one that has returned did not see the cancel,
+        # and its result is kept.
         context.is_stopped = True
         task.cancel("the job was cancelled by its key")

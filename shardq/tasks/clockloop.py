@@ -24,14 +24,15 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _OWN_FILES = 1
-"""The loop's own file, by which another thread wakes it."""
+"""The number of files that the loop itself watches: one, by which other threads wake the loop."""
 
 
 class _Selector(selectors.DefaultSelector):
     """Waits for files, or moves the clock if there are none.
 
     Attributes:
-        busy_threads: How many calls run in threads of the loop; it waits for their ends.
+        busy_threads: How many calls run in threads of the loop. The clock is not moved while any
+            does.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,7 +61,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
     """An event loop on a clock.
 
     Args:
-        clock: Tells the loop's time, and waits.
+        clock: Gives the loop its time, and waits for it.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -28,9 +28,9 @@ class Context:
 
     Attributes:
         task: The task's name.
-        on_progress: Called with the job's progress; None if none is kept. The worker's.
-        is_stopped: True if the function has learned that the job was cancelled by its key. The
-            worker's.
+        on_progress: Called with the job's progress; None if no progress is kept. Set by the worker.
+        is_stopped: True if the function has learned that the job was cancelled by its key. Read by
+            the worker.
     """
 
     __slots__ = (
@@ -70,12 +70,12 @@ class Context:
 
     @property
     def queue(self) -> str:
-        """The name of its queue."""
+        """The name of the job's queue."""
         return "" if self._message is None else self._message.queue
 
     @property
     def key(self) -> str | None:
-        """The job's key; None without one."""
+        """The job's key; None if it has none."""
         return None if self._message is None else self._message.key
 
     @property
@@ -120,11 +120,11 @@ class Context:
 
     @property
     def is_cancelled(self) -> bool:
-        """True if a cancel by key asks the job to stop, or its time is over.
+        """True if a cancel by key asks the job to stop, or the run's time limit is exceeded.
 
-        For a function that runs long, to ask now and then; it may end as it likes. If it was True
-        because of a cancel, the job ends as cancelled once the function returns, not as done. One
-        read of the key, at most every 0.25 s.
+        A function that runs long may ask this now and then, and may stop as it likes. After True
+        because of a cancel, the job ends as cancelled once the function returns, not as done. Reads
+        the key, at most every 0.25 s.
         """
         if self.is_asked_to_stop():
             self.is_stopped = True
@@ -137,7 +137,7 @@ class Context:
     def progress(self, fraction: float, note: str = "") -> None:
         """Report how far the job is, for `Job.progress`; does nothing if the job keeps no result.
 
-        Stored a moment later, at most five times a second: call it as often as you like.
+        Call this as often as you like: progress is stored at most five times a second.
 
         Args:
             fraction: From 0 to 1.
@@ -165,7 +165,7 @@ _NONE = Context("")
 
 
 def current() -> Context:
-    """The job that runs here; a context without a message if there is no job.
+    """The context of the job that runs here; one without a message if no job runs.
 
     Works in coroutines too. A thread that the function starts has no job, unless it gets the
     context.

@@ -8,7 +8,8 @@
  app.unschedule(..) ─────────────┘                ─► removed
 ```
 
-Each worker does so, by name: the first one makes a schedule, and the others find it.
+Each worker does so at its start. The first worker makes a schedule, and the others find it by its
+name.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _SAID = {
 }
 """The end of a log line for each fate of a declaration."""
 _WARNED = ("removed", "past")
-"""Fates that are no part of a rolling deploy: jobs of the schedule never run."""
+"""Fates that are logged as warnings, because the schedule's jobs never run; a rolling deploy causes
+only the other fates."""
 
 
 class Declaration(NamedTuple):
@@ -94,9 +96,9 @@ class Reconciled(NamedTuple):
     """The names of the schedules that `App.reconcile` has touched.
 
     Attributes:
-        made: The ones that did not exist.
-        changed: The ones that had a lower revision.
-        removed: The ones that `App.unschedule` names.
+        made: Schedules that did not exist.
+        changed: Schedules that had a lower revision.
+        removed: Schedules that `App.unschedule` names.
     """
 
     made: list[str]
@@ -141,7 +143,8 @@ class Declarations:
         """Declare a schedule; nothing is read or written.
 
         Raises:
-            UsageError: If something cannot be used, or the app declares another of its name.
+            UsageError: If something cannot be used, or the app declares another schedule of its
+                name.
         """
         job = scheduled(call, self._registry, options)
         if make is None:
@@ -199,9 +202,10 @@ class Declarations:
             The schedules that were made, changed and removed.
 
         Raises:
-            UsageError: If the store has different ones with the same revision; all others are done.
-                Or if one cannot be used with its queue; those before it are done.
-            StoreTimeout, StoreUnavailable: As those of a put.
+            UsageError: If the store has different schedules with the same revision; all others are
+                brought up to date. Or if a schedule cannot be used with its queue; only those
+                before it are brought up to date.
+            StoreTimeout, StoreUnavailable: As for a put.
         """
         done = Reconciled([], [], [])
         conflicts: list[_Conflict] = []
@@ -307,16 +311,16 @@ class Declarations:
         return one.revision > 0 and (queue, one.name) not in self._declared
 
     def _is_run_anew(self, before: Declaration) -> bool:
-        """True if a schedule is declared again because its task is, or in a notebook's cell."""
+        """True if the lines that declared a schedule run again: in a reload, or in a notebook."""
         if self._registry.find(before.call.task.name) is not before.call.task:
             return True
-        # A cell or a prompt's line names a file that does not exist, another one in each run.
+        # Each run of a notebook's cell or of a prompt's line has a new file name, and no file.
         return not Path(before.place.rpartition(":")[0]).is_file()
 
 
 @contextmanager
 def _damage_logged() -> Iterator[None]:
-    """Log that a schedule is damaged; raised, a single one would hold up all jobs."""
+    """Log the error of a damaged schedule; if it were raised, no job could run."""
     try:
         yield
     except StoreCorrupt as error:
@@ -358,7 +362,7 @@ def scheduled(
 
 
 def _refusal(conflicts: list[_Conflict]) -> UsageError:
-    """The one error of all declarations that the store contradicts."""
+    """One error for all declarations that the store contradicts."""
     # Schedules made at run time have a remedy of their own, so they are listed last.
     conflicts.sort(key=lambda one: one.there.revision > 0)
     told = [_told(one) for one in conflicts[:_NAMED_MAX]]

@@ -1,4 +1,4 @@
-"""The definition of a task without its puts: its function, its names, its options."""
+"""The definition of a task: its function, its names, its options. `task.py` has its puts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class TaskDefinition:
-    """The definition of a task, without its puts.
+    """The definition of a task.
 
     Attributes:
         function: The user's function.
@@ -29,10 +29,10 @@ class TaskDefinition:
         options: The options of all its puts.
         name: The name that its jobs carry.
         aliases: Other names under which jobs find it.
-        shorter: Names under which it is found if no other task has them.
+        shorter: Shorter names, under which jobs find it if no other task has them.
         batch: How many jobs its function takes at once; None if it takes one.
         cancellable: True if a cancel by a job's key cancels its coroutine.
-        on_dead: Called with each of its jobs that dies; None: the app's is called.
+        on_dead: Called with each of its jobs that dies; None: the app's `on_dead` is called.
         is_async: True if a call of it returns a coroutine.
     """
 
@@ -71,7 +71,7 @@ class TaskDefinition:
 
     @property
     def decoder(self) -> TaskSignature | None:
-        """The signature whose return hint reads results; None for a batch, which has none."""
+        """The signature whose return hint reads results; None for a batch, whose jobs have none."""
         return self.signature if self.batch is None else None
 
     def encode_result(self, value: Any) -> bytes:

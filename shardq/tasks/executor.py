@@ -5,7 +5,8 @@
                                    └─ its job ends first ──► lost: another thread takes its place
 ```
 
-They end with the process, unlike the threads of asyncio's own executor, which block its exit.
+These threads end with the process, unlike the threads of asyncio's own executor, which block its
+exit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _THREADS_MAX = min(32, (os.cpu_count() or 1) + 4)
-"""The number that asyncio uses."""
+"""Most threads of one loop: the number that asyncio uses."""
 _LOST_MAX = 100
 """At most this many lost threads are replaced."""
 
@@ -41,7 +42,7 @@ class ExecutorCall:
         calls: The calls of its job, including this one while it runs.
         future: Its result.
         is_lost: True if its job has ended and the call still runs.
-        thread_id: The thread that runs it; 0 before and after.
+        thread_id: The thread that runs the call; 0 before the call and after it.
     """
 
     __slots__ = ("_work", "calls", "future", "is_lost", "thread_id")
@@ -57,14 +58,15 @@ class ExecutorCall:
         """Make the call, in this thread, unless it was cancelled.
 
         Args:
-            is_parents: True if this process is a child that was forked meanwhile, which ends here.
+            is_parents: Returns True in a child that was forked during the call; the child ends
+                here.
         """
         if not self.future.set_running_or_notify_cancel():
             return
         value, error = None, None
         try:
             value = self._work()
-        # Every error, as a thread of concurrent.futures does: the coroutine that awaits the call
+        # Catch every error, as concurrent.futures does, because the coroutine that awaits the call
         # gets it.
         except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
             error = raised
@@ -74,12 +76,12 @@ class ExecutorCall:
             self.future.set_result(value)
         else:
             self.future.set_exception(error)
-            # The traceback of the error refers to this frame.
+            # The error's traceback refers to this frame: break the cycle.
             error = None
 
 
 calls_of: ContextVar[set[ExecutorCall] | None] = ContextVar("shardq_calls", default=None)
-"""The unfinished calls in threads of the job that runs here."""
+"""The unfinished calls that the job of this context has made in threads."""
 
 
 class Executor(ThreadPoolExecutor):
@@ -103,7 +105,8 @@ class Executor(ThreadPoolExecutor):
             RuntimeError: If the loop is closed, or this process may start no thread.
         """
         calls = calls_of.get()
-        # In a context of its own, hidden from the thread's next call.
+        # Each call has a context of its own, so that the thread's next call does not see its
+        # variables.
         work = partial(Context().run, fn, *args, **kwargs)
         call = ExecutorCall(work, set() if calls is None else calls)
         with self._lock:
@@ -130,7 +133,7 @@ class Executor(ThreadPoolExecutor):
             return bool(calls)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - its base's signature
-        """Let idle threads end; waits for none."""
+        """Let idle threads end; does not wait for them."""
         with self._lock:
             self._is_closed = True
             self._waiting.clear()

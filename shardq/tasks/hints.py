@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _UNIONS = (Union, types.UnionType)
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 _SAYING_NOTHING = ("strict", "discriminator")
-"""Constraints of pydantic that always hold."""
+"""Constraints of pydantic that need no check here."""
 _TAGS = (
     "give each a field of one name with a Literal of its own, kind: Literal['sale'] = 'sale' say"
 )

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MARGIN_S = 3.0
-"""A hook is awaited this much longer than its limit: the loop reports its end a little later."""
+"""A hook is awaited this much longer than its limit: the loop reports the hook's end a little
+late."""
 
 
 def start(hook: Callable[[], Any], loop: Loop) -> None:
-    """Call a hook before jobs run; a coroutine in the loop.
+    """Call a hook before jobs run; a coroutine runs in the loop.
 
     Raises:
         BadApp: If it fails.
@@ -63,7 +64,7 @@ def _called(hook: Callable[[], Any], loop: Loop, limit_s: float | None) -> BaseE
         is_over.set()
 
     context = contextvars.copy_context()
-    # Without a slot: jobs that outlive the deadline of a stop may have taken all slots.
+    # A hook needs no slot: jobs that outlive the deadline of a stop may have taken all slots.
     loop.submit(hook, done, context=context, limit_s=limit_s, name=_name_of(hook), has_slot=False)
     if not is_over.wait(None if limit_s is None else limit_s + _MARGIN_S):
         return TimeLimit("did not end within its time")

@@ -29,7 +29,7 @@ def load(name: str, kind: type[T]) -> T:
     """Import an app. The current directory stays on Python's path from then on.
 
     Args:
-        name: `module:attribute`, or `module`, whose attribute is `app` then.
+        name: `module:attribute`; or `module` alone, which stands for `module:app`.
         kind: The class of apps.
 
     Raises:
@@ -38,7 +38,7 @@ def load(name: str, kind: type[T]) -> T:
     module_name, attribute = _split(name)
     here = put_here_on_path()
     module = _imported(module_name, here)
-    # Not getattr: a module may answer any name as it likes.
+    # Read `vars`, because a module's `__getattr__` may return something for any name.
     found = vars(module).get(attribute)
     if isinstance(found, kind):
         return found
@@ -175,7 +175,7 @@ def _file_of(module: ModuleType, here: Path) -> str:
 
 
 def _place_of(error: BaseException, here: Path) -> str:
-    """The line that raised an error: the innermost of the user's own, else the innermost."""
+    """The line that raised an error: the innermost in the user's code, else the innermost."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

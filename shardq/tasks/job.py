@@ -5,8 +5,8 @@
       └───── every 2 s, then less often ──► its message: dead, or gone ──► why there is none
 ```
 
-The worker writes the row. A job that was cancelled, purged, or died with its worker has no row that
-tells its end. `result` looks for the message too; the longer a look takes, the less often.
+The worker writes the row. No row records the end of a job that was cancelled, purged, or died with
+its worker. So `result` looks for the message too; the longer a look takes, the less often.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _LOOK_S, _LOOK_S_MAX = 2.0, 60.0
 _SECOND_LOOK_S = 0.25
 """A single look may miss a message that moves; a second look this much later does not."""
 _EARLY_MS = 1_000
-"""Cassandra counts whole seconds: a result may expire this long before its time."""
+"""A result may expire this early, because Cassandra counts in whole seconds."""
 _IDLE_PER_LOOK = 20
-"""Between two looks this many times the duration of the last one must pass."""
+"""The pause between two looks for the message is this many times the duration of the last look."""
 
 
 class JobState(StrEnum):
@@ -95,7 +95,8 @@ _PLACES = {
     Where.PURGED: JobState.CANCELLED,
     Where.ENDED: JobState.UNKNOWN,
 }
-"""The state by where its message is; at any other place the job waits, first or again."""
+"""The state of a job by the place of its message; at any other place the job waits, for its first
+attempt or another."""
 
 
 class Progress(NamedTuple):
@@ -127,8 +128,8 @@ class Job(Generic[R]):
         queue: Its queue.
         message: The message as it was put; or its id.
         signature: The signature of its task, whose hints read its result; None: plain JSON.
-        keep_ms: How long its result is kept, milliseconds; None if it is not, or if only the id is
-            known.
+        keep_ms: How long its result is kept, milliseconds; None if no result is kept, or if only
+            the id is known.
         task: The name of its task; empty if it is not known.
         key: Its key, if the message does not hold it.
     """
@@ -178,10 +179,10 @@ class Job(Generic[R]):
     def state(self) -> JobState:
         """Its state: by its result if it has ended, else by where its message is.
 
-        One read, and as many as `Queue.state_of` takes. If the message is not found and no end is
+        Takes one read, and the reads of `Queue.state_of`. If the message is not found and no end is
         recorded, the whole queue is searched once more. If that finds nothing, the job is cancelled
-        if its result would still be kept, else unknown: it was cancelled or has ended, and a
-        `history` of its queue can tell. A job that died and was put back is failed until its next
+        if its result would still be kept, else unknown: it was cancelled or has ended, and only the
+        `history` of its queue may tell. A job that died and was put back is failed until its next
         attempt is recorded.
         """
         found = self._read()
@@ -192,7 +193,7 @@ class Job(Generic[R]):
                 where = self._where(True)
             if where is not None and not where.has_ended:
                 return self._live(where, found)
-            # A job that ended just now wrote its result before.
+            # A job stores its result before it ends, so one that ended just now has a result.
             found = self._read()
             if found is None or not found.is_end:
                 return _PLACES[where.where] if where is not None else self._gone(found)
@@ -210,7 +211,7 @@ class Job(Generic[R]):
     def error(self) -> str | None:
         """The error of its last failed attempt, up to 8,000 characters; None if none failed.
 
-        One read, and as many as `Queue.state_of` takes if the result does not hold it.
+        Takes one read, and the reads of `Queue.state_of` if the result does not hold the error.
         """
         found = self._read()
         if found is not None and (found.error or found.is_end):
@@ -220,7 +221,7 @@ class Job(Generic[R]):
 
     @property
     def traceback(self) -> str | None:
-        """The end of that error's traceback; None if there is none, or no result is kept."""
+        """The end of the traceback of `error`; None if there is none, or no result is kept."""
         found = self._read()
         return (found.traceback or None) if found is not None else None
 
@@ -264,7 +265,7 @@ class Job(Generic[R]):
     def _pauses(self, timeout: Duration | None) -> Generator[float, None, R]:
         """Look for the result repeatedly; yields the seconds until the next look.
 
-        For `result`, and for callers that wait in another way. Returns and raises like `result`.
+        Used by `result`, and by callers that wait in another way. Returns and raises like `result`.
         """
         if not self._keeps:
             raise NoResult(
@@ -284,7 +285,8 @@ class Job(Generic[R]):
             is_last = left_s is not None and left_s <= 0
             if is_last or not looks.next_s():
                 if looks.is_over(is_last=is_last):
-                    # A job that ended just now wrote its result before.
+                    # A job stores its result before it ends, so one that ended just now has a
+                    # result.
                     last = self._read()
                     if last is not None and last.is_end:
                         return self._told(last)
@@ -298,7 +300,7 @@ class Job(Generic[R]):
     # Commands -------------------------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Remove it, unless it has ended.
+        """Cancel the job, unless it has ended.
 
         With a key this is exact: after True the job never runs, whatever crashes; a running job is
         asked to stop, and does not run again. Without a key it is best effort: a job that a worker
@@ -314,14 +316,14 @@ class Job(Generic[R]):
         if self.key is not None:
             found = self._queue.find(key=self.key) if put is None else None
         elif put is not None and self._is_done():
-            # A failed job may have been put back.
+            # Only `done` is final: a failed job may have been put back, so it is searched below.
             return False
         else:
             found = self._queue.find(self._message)
         if found is None or found.id != self.id:
             return False
         if put is not None and first_of(found._row) != first_of(put._row):
-            # Another job, of the same id.
+            # The found message is of another job with the same id.
             return False
         return bool(self._queue.cancel(found))
 
@@ -329,7 +331,7 @@ class Job(Generic[R]):
         """Give the job another due, if it waits.
 
         Args:
-            due: When, as for `Queue.put`.
+            due: The new due, as for `Queue.put`.
             delay: Instead of `due`: how long from now.
 
         Returns:
@@ -361,7 +363,7 @@ class Job(Generic[R]):
         return self._keep_ms is not None or isinstance(self._message, str)
 
     def _read(self) -> Result | None:
-        """Its result; None if there is none, or only that of an earlier put under its id."""
+        """Its result; None if there is none, or only one of an earlier put under its id."""
         found = self._queue._home.results.read(self.id) if self._keeps else None
         put = None if isinstance(self._message, str) else self._message
         if found is not None and put is not None and found.entered_us < put._row.entered_us:
@@ -384,7 +386,7 @@ class Job(Generic[R]):
         if where.where in _PLACES:
             return _PLACES[where.where]
         if where.where is Where.HELD and found is not None and found.state == results.RUNNING:
-            # The worker's own report is a moment old.
+            # `where` comes from the worker's report, which may be older than this result.
             return JobState.RUNNING
         return JobState.RETRYING if where.attempts and where.error else JobState.WAITING
 
@@ -395,13 +397,14 @@ class Job(Generic[R]):
         if isinstance(self._message, str) or self._keep_ms is None:
             return JobState.UNKNOWN
         row = self._message._row
-        # It has not ended before its due; with a key it may have been moved to an earlier due.
+        # The job ended after its due. With a key its due may have been moved, so only its put is
+        # sure.
         ended_ms = row.entered_us // 1_000 if self.key is not None else row.wanted_ms
         is_kept = self._clock.now_ms() < ended_ms + self._keep_ms - _EARLY_MS
         return JobState.CANCELLED if is_kept else JobState.UNKNOWN
 
     def _told(self, found: Result) -> R:
-        """The value of a result that is an end; raises its error."""
+        """The value of a final result; raises the error of a job that did not succeed."""
         if found.state == results.DONE:
             return cast("R", self._decoded(found.value))
         if found.state == results.CANCELLED:
@@ -450,7 +453,7 @@ class _JobLooks:
 
     Attributes:
         where: Where the message was last; None if it was not found.
-        told: The same as text.
+        told: That place as text.
     """
 
     def __init__(
@@ -463,7 +466,8 @@ class _JobLooks:
         self._next_us = self._clock.boot_us() + round(_FIRST_LOOK_S * 1e6)
         self._missing_us: int | None = None
         self._is_far = False
-        """True if only a search of the whole queue finds it: it waits for long, and has moved."""
+        """True if only a search of the whole queue finds the message, because it has moved and
+        waits for long."""
         self.where: State | None = None
         self.told = ""
 
@@ -475,7 +479,7 @@ class _JobLooks:
         """Look. True if the job has ended, or two looks did not find it.
 
         Args:
-            is_last: True if there is no time for more than these two.
+            is_last: True if there is no time for later looks: look twice now.
         """
         begun_us = self._clock.boot_us()
         is_second = self._missing_us is not None

@@ -5,7 +5,7 @@
  progress ──────► the last of each run ──► written five times a second at most
 ```
 
-A job's result is stored before its delivery ends, so that every ended job has one. Jobs that
+A job's result is stored before its delivery ends, so that every ended job has a result. Jobs that
 outlive a stop run again elsewhere; nothing more is written for them.
 """
 
@@ -138,7 +138,8 @@ class Keeping:
     def _wake(self) -> None:
         if self._writer is None:
             writer = threading.Thread(target=self._run, name="shardq-results", daemon=True)
-            # If this thread may not start, the next write tries again.
+            # Set the attribute after the start: if the thread may not start, the next write tries
+            # again.
             writer.start()
             self._writer = writer
         self._told.notify()
@@ -186,7 +187,7 @@ class Keeping:
         self._progress_us = self._clock.boot_us() + _PROGRESS_EVERY_US
         by_keep_ms: dict[int, dict[str, Result]] = {}
         for run in moving:
-            # The end of an ended run is written before or after this, and hides the progress.
+            # Skip ended runs: their final results are written separately, and hide any progress.
             if not run.is_over:
                 told = by_keep_ms.setdefault(run.plan.policy.keep_ms or 0, {})
                 told[run.message.id] = result_of(run, results.RUNNING)
@@ -201,7 +202,8 @@ class Keeping:
         except StoreError as error:
             return error
         except Exception as fault:
-            # Raised, it would end this thread, and no job here could end.
+            # Return the error: if it were raised, this thread would end, and no more jobs could
+            # end.
             log.exception("what %d messages came to cannot be kept", len(by_id))
             return fault
         return None

@@ -1,10 +1,10 @@
-"""Time limits of functions that cannot be stopped: one thread reports the ones that are exceeded.
+"""Time limits of functions that cannot be stopped: one thread reports exceeded limits.
 
 If a caller steps the worker there is no thread: limits are checked at the end of each call at the
 latest.
 
-This only reports; `runner.py` decides about the job. Coroutines are cancelled by their loop, in
-`loop.py`.
+This module only reports; `runner.py` decides about the job. Coroutines are cancelled by their loop,
+in `loop.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LINGER_S = 1.0
 """The thread waits this long for another limit before it ends."""
 _ENDED_MAX = 1_000
-"""Ended limits are kept up to this many, or up to half of all."""
+"""The heap keeps up to this many ended limits, or more while they are at most half of all."""
 
 
 class TimeLimit(TimeoutError):
@@ -63,7 +63,7 @@ class LimitWatch:
         """(Time since boot at which the limit is exceeded, number, limit): a heap."""
         self._count = 0
         self._ended = 0
-        """How many of them have ended."""
+        """How many limits in the heap have ended."""
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self.is_threaded = True
@@ -97,12 +97,12 @@ class LimitWatch:
         return limit
 
     def look(self) -> None:
-        """Report exceeded limits in this thread; does nothing if the watch has its own."""
+        """Report exceeded limits in this thread; does nothing if the watch's own thread reports."""
         while not self.is_threaded and (tell := self._over()) is not None:
             tell()
 
     def stop(self) -> None:
-        """Report nothing any more."""
+        """Stop reporting."""
         with self._lock:
             self._is_stopped = True
             self._limits.clear()
@@ -116,7 +116,8 @@ class LimitWatch:
             limit.tell = None
             self._ended += 1
             if self._ended > _ENDED_MAX and 2 * self._ended > len(self._limits):
-                # Else a limit of a day would keep a call that ended within a second for a day.
+                # Drop the ended limits: a limit of a day would keep a call that took a second in
+                # memory for a day.
                 self._limits = [one for one in self._limits if one[2].tell is not None]
                 heapq.heapify(self._limits)
                 self._ended = 0
@@ -134,7 +135,7 @@ class LimitWatch:
             with self._lock:
                 self._thread = None
                 if self._limits:
-                    # A report has raised, or another limit arrived just now.
+                    # Limits are left if a report has raised, or if one was added just now.
                     self._start()
 
     def _next(self) -> Callable[[], object] | None:
@@ -172,5 +173,5 @@ class LimitWatch:
             self._ended -= 1
 
     def _begin_child(self) -> None:
-        """A forked child has none of the threads: the limited calls are its parent's."""
+        """Forget all limits in a forked child: the limited calls run in its parent."""
         self._limits, self._ended, self._thread = [], 0, None

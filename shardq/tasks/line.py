@@ -39,7 +39,7 @@ ANSWER = "answer"
 
 ASK = b"?"
 COUNTS, STORE, LIVE, READY_NOW = b"c", b"s", b"l", b"r"
-"""Questions: its counts, the store's contents, is it live, is it ready."""
+"""Questions to a process: its counts, the store's contents, is it live, is it ready."""
 MARGIN_S = 5.0
 """How much longer than its deadline a process may take to end before it is killed."""
 
@@ -53,7 +53,8 @@ class ProcessLine:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        # It was inherited once; a program that a job starts must not keep it open.
+        # A program that a job starts must not inherit the socket, because it would keep the line
+        # open.
         self._socket.set_inheritable(False)
         self._lock = locks.new()
         self._is_lost = False
@@ -116,9 +117,10 @@ class ProcessLine:
         """Let this process end once its supervisor has died: nobody else would end it.
 
         Args:
-            stop: Begins a graceful end; called in a thread of the line, or here where the
+            stop: Begins a graceful end; called in a thread of the line, or in this thread if the
                 supervisor has died already.
-            deadline_s: How long that may take. 5 s later the process exits, whatever it does.
+            deadline_s: How long the graceful end may take. 5 s later the process exits, whatever it
+                does.
         """
         with self._lock:
             self._stop, self._deadline_s = stop, deadline_s
@@ -127,7 +129,7 @@ class ProcessLine:
         stop()
 
     def _say(self, *words: object) -> None:
-        # The supervisor may have died.
+        # Ignore errors: the supervisor may have died.
         with self._lock, suppress(OSError):
             self._socket.sendall(json.dumps(words).encode() + b"\n")
 
@@ -136,7 +138,7 @@ class ProcessLine:
             while asked := self._socket.recv(64):
                 self._say(ALIVE)
                 for question in {asked[at : at + 1] for at in range(len(asked))} - {ASK}:
-                    # A thread, because the store may be slow and other questions wait.
+                    # Answer in a thread, because the store may be slow and other questions wait.
                     threading.Thread(
                         target=self.answer, args=(question,), name="shardq-answer", daemon=True
                     ).start()

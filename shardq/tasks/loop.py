@@ -51,7 +51,8 @@ _SWALLOW_S = 1.0
 """A coroutine that was cancelled may take this long to end."""
 _LOOK_S = 0.5
 _LATE_US = 1_500_000
-"""A look this long after the one before proves nothing: the machine may have stood."""
+"""If the guard looks this late, the whole machine may have stood still, and the look proves
+nothing."""
 _BLOCKED_US = 1_000_000
 """A loop that has not turned for this long is blocked, and the log reports it."""
 _STUCK_US = 30_000_000
@@ -69,7 +70,7 @@ class _Job:
 
     Attributes:
         calls: The unfinished calls that it has made in threads of the loop's executor.
-        chance: Emptied by the first caller that reports the end, in one atomic step.
+        chance: One item, which the first caller that reports the end takes out, in one atomic step.
         over_us: Time since boot at which its limit is exceeded; None without a limit.
         has_begun: True if any of it has run.
         is_over: True if it was cancelled because its limit was exceeded.
@@ -139,7 +140,7 @@ class Loop:
         self._jobs: set[_Job] = set()
         """Coroutines that run, or are about to; changed in the loop's thread."""
         self._ended = 0
-        """How many have ended whose slots are not free yet."""
+        """How many coroutines have ended whose slots are not free yet."""
         self._asked_us: int | None = None
         """The time at which the guard asked the loop to answer; None once it has."""
         self._tell_us = _BLOCKED_US
@@ -191,7 +192,7 @@ class Loop:
             if self._is_stopped:
                 return job.where
             if has_waited and is_stopping is not None and is_stopping():
-                # The slot is free for the next waiter, of another queue.
+                # This waiter does not use the slot, so wake the next one, of another queue.
                 self._freed.notify()
                 return None
             if self._loop is None:
@@ -203,8 +204,8 @@ class Loop:
             is_to_wake, self._is_woken = not self._is_woken, True
             loop = self._loop
         if is_to_wake and loop is not None:
-            # A wake-up costs as much as all the rest: one serves all coroutines until the loop
-            # turns.
+            # A wake-up costs as much as all the rest, so a single one serves all coroutines that
+            # are submitted until the loop turns.
             self._call(loop, self._take)
         return job.where
 
@@ -233,7 +234,7 @@ class Loop:
 
     @staticmethod
     def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
-        # A closed loop has been stopped.
+        # A stopped loop is closed, and raises.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(work)
 
@@ -246,7 +247,8 @@ class Loop:
             guard.start()
             thread.start()
         except RuntimeError:
-            # The next loop may be allowed to start threads. A guard that has lost its loop ends.
+            # Close this loop: the next one may be allowed to start threads. This loop's guard ends
+            # by itself.
             loop.close()
             raise
         self._loop, self._thread = loop, thread
@@ -289,8 +291,8 @@ class Loop:
         asyncio.set_event_loop(loop)
         is_over = False
         while not is_over:
-            # asyncio lets these errors of a coroutine's own tasks through, after their waiters got
-            # them.
+            # asyncio raises these errors of tasks here too, after it has passed them to the tasks'
+            # waiters.
             with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
                 is_over = True
@@ -299,7 +301,8 @@ class Loop:
     def _take(self) -> None:
         """Begin the submitted coroutines."""
         loop, inbox = self._loop, self._inbox
-        # Before the inbox is read: a coroutine that arrives from now on wakes the loop again.
+        # Reset this before the inbox is read, so that a coroutine that arrives from now on wakes
+        # the loop.
         self._is_woken = False
         if loop is None:
             return
@@ -315,15 +318,15 @@ class Loop:
     async def _work(self, job: _Job) -> None:
         value, error = None, None
         if not job.chance:
-            # It was released while the loop was blocked, and may run elsewhere by now.
+            # The job was released while the loop was blocked, and may run elsewhere by now.
             self._forget(job)
             return
         job.has_begun = True
         calls_of.set(job.calls)
         try:
             value = await job.make()
-        # Every error: SystemExit would end the loop, and the other coroutines would be held for
-        # ever.
+        # Catch every error: SystemExit would end the loop, and the other coroutines would be held
+        # for ever.
         except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
             error = raised
         try:
@@ -336,14 +339,14 @@ class Loop:
             self._tell_end(job, value, error)
             self._forget(job)
         finally:
-            # The traceback of the error refers to this frame.
+            # The error's traceback refers to this frame: break the cycle.
             value = error = None
 
     def _forget(self, job: _Job) -> None:
         """Free the slot of a coroutine that has ended."""
         if job.timer is not None:
             job.timer.cancel()
-        # These refer to each other.
+        # The job, its task and its timer refer to each other: break the cycle.
         job.task = job.timer = None
         self._lose_threads(job)
         self._jobs.discard(job)
@@ -351,7 +354,7 @@ class Loop:
             return
         self._ended += 1
         if self._ended == 1:
-            # Once for all that end in this turn.
+            # One call frees the slots of all coroutines that end in this turn.
             self._loop.call_soon(self._free)
 
     def _free(self) -> None:
@@ -401,7 +404,7 @@ class Loop:
         try:
             job.done(value, error)
         except BaseException:
-            # Logged, not raised: other ends are still to be reported.
+            # Log the error, because the ends of other coroutines are still to be reported.
             log.exception("the end of task %s could not be told", job.name)
         return True
 
@@ -409,7 +412,7 @@ class Loop:
         try:
             self._on_overrun(said)
         except Exception:
-            # The guard must survive.
+            # Log the error, because the guard must survive.
             log.exception("could not be told: %s", said)
 
     def _end(self) -> None:
@@ -445,7 +448,7 @@ class Loop:
                 if asked_us is None and not self._in_flight:
                     continue
                 if asked_us is None or now_us - before_us > _LATE_US:
-                    # This thread stood as well, so the whole process did.
+                    # This thread stood still too, so the whole process did: begin anew.
                     self._asked_us = now_us
             if asked_us is None:
                 self._call(loop, self._answer)
@@ -472,23 +475,23 @@ class Loop:
         said += f" by task {task.get_name()}" if task is not None else ""
         place = _place_of(self._thread)
         stands = f"; it stands at:\n{place}" if place else ""
-        # Copied in one step: a loop that just turns again changes it.
+        # Copy each set in one step, because a loop that just turns again changes it.
         jobs = [*self._jobs.copy(), *self._inbox.copy()]
         over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
         is_lost = bool(over) or blocked_us >= _STUCK_US
         if blocked_us >= self._tell_us:
             self._tell_us = 2 * blocked_us
-            # `on_overrun` logs a lost loop as well.
+            # A loop that was just found lost is logged by `on_overrun`.
             if self._is_told or not is_lost:
                 log.warning("%s%s", said, stands)
         if not is_lost:
             return
-        # End all of them before `on_overrun` is called.
+        # Report all ends before `on_overrun` is called.
         for job in over:
             if job.has_begun:
                 self._tell_end(job, None, job.error())
         for job in jobs:
-            # It has done nothing wrong, and may run elsewhere.
+            # A job that has not begun has done nothing wrong, and may run elsewhere.
             if not job.has_begun:
                 self._tell_end(job, None, Snooze(_AGAIN, said))
         if not self._is_told:
@@ -512,7 +515,7 @@ class Loop:
                 ready.clear()
                 loop.call_soon(end_child, None)
             return
-        # Kept, because its destructor would close the parent's files and warn.
+        # Keep the parent's loop, because its destructor would close the parent's files and warn.
         self._left = loop
         self._begin()
 

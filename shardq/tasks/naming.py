@@ -33,7 +33,7 @@ def name_of(function: Callable[..., Any]) -> str:
     function = _inner(function)
     module = getattr(function, "__module__", None) or ""
     if module in _MAINS:
-        # Not from `sys.modules`: a profiler runs a program that is not there.
+        # Read the function's globals: the program that a profiler runs is not in `sys.modules`.
         program = globals_of(function)
         spec, path = program.get("__spec__"), program.get("__file__")
         if spec is not None:
@@ -52,7 +52,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def shorter_names(function: Callable[..., Any]) -> list[str]:
     """The function's names in a program that is started in a directory that is no package.
 
-    Its own name without the packages that have no `__init__.py`.
+    The name of its module leaves out directories that have no `__init__.py`.
     """
     function = _inner(function)
     parts = (getattr(function, "__module__", None) or "").split(".")

@@ -58,7 +58,7 @@ class TaskOptions(TypedDict, total=False):
 
     Attributes:
         queue: The queue that the job goes to.
-        delay: How long from the put it is due.
+        delay: How long after its put the job is due.
         priority: 0 is first; below the queue's `bands`.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has; `Queue.put` describes it.
@@ -71,7 +71,7 @@ class TaskOptions(TypedDict, total=False):
         retry_on: Errors after which it runs again; any other buries it.
         bury_on: Errors that bury it at once.
         timeout: How long one run may take.
-        expires: How long after its first due it is of use; later it ends as expired.
+        expires: How long after its first due the job may begin; later it ends as expired.
         keep: How long its result and progress are kept; without it they are not kept.
     """
 
@@ -160,7 +160,7 @@ class Policy:
         retry_on: The names of retried errors, as `error_names` returns them; None: all.
         bury_on: The names of errors that are not retried.
         timeout_ms: How long a run may take; None: no limit.
-        expires_ms: How long after its first due it is of use; None: for ever.
+        expires_ms: How long after its first due a job may begin; None: without end.
         keep_ms: How long its result is kept; None: not at all.
     """
 
@@ -176,7 +176,7 @@ class Policy:
         """True if a run that failed with this error is not retried."""
         if self.retry_on is None and not self.bury_on:
             return False
-        # The nearest named class decides.
+        # Of the error's classes, the nearest one that an option names decides.
         for name in error_names(type(error)):
             if name in self.bury_on:
                 return True
@@ -201,7 +201,7 @@ class Policy:
         return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
 
     def changes_json(self, other: Policy) -> str:
-        """The differences of another policy, as the header holds them; empty if there are none.
+        """What another policy changes, as the header holds it; empty if nothing is changed.
 
         Raises:
             UsageError: If its back-off is a function, which cannot travel.
@@ -422,7 +422,7 @@ def _checked_backoff(backoff: Any, whose: str) -> _Backoff | None:
 def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None:
     if given is None:
         return None if name == "retry_on" else ()
-    # An enum class and a string are iterable as well.
+    # Check for a class and a string first: an enum class and a string are iterable.
     is_one = isinstance(given, (type, str)) or not isinstance(given, Iterable)
     kinds = [given] if is_one else list(given)
     if name == "retry_on" and not kinds:

@@ -102,7 +102,7 @@ class Parameters:
             try:
                 own = inspect.signature(function, follow_wrapped=False)
             except ValueError:
-                # It is built into Python.
+                # A decorator that is built into Python may have no signature.
                 return
             try:
                 for args, kwargs in calls:
@@ -200,7 +200,7 @@ class Parameters:
         if not self._has_more_than_names():
             return struct
         signature = self._signature
-        # `**kwargs` with required names are checked even if no argument is given.
+        # Give empty `**kwargs` that have required names, so that the names are checked.
         fields = msgspec.structs.fields(struct)
         empty: dict[str, Any] = {
             one.name: {} for one in fields if one.encode_name == "**" and one.required
@@ -286,7 +286,7 @@ def globals_of(function: Any) -> dict[str, Any]:
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
     if not hasattr(function, "__globals__"):
-        # An object that can be called.
+        # The function is an object with a `__call__`.
         function = inspect.unwrap(type(function).__call__)
     return getattr(function, "__globals__", {})
 
@@ -313,7 +313,7 @@ def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
     """A function's signature, its hints as written."""
     options: dict[str, Any] = {}
     if sys.version_info >= (3, 14):
-        # Else hints are evaluated here, and may name types defined later.
+        # Leave hints unevaluated, because they may name types that are defined later.
         from annotationlib import Format
 
         options["annotation_format"] = Format.FORWARDREF
@@ -354,7 +354,8 @@ def _is_needed(one: Parameter) -> bool:
 def _field(one: Parameter, hint: Any) -> Any:
     """A parameter as a field of a struct."""
     if one.kind in _STARS:
-        # A TypedDict of `**kwargs` may require names, and then all of them are checked.
+        # If the TypedDict of `**kwargs` requires names, the field is required, so that they are
+        # checked.
         needed = one.kind is Parameter.VAR_KEYWORD and getattr(hint, "__required_keys__", None)
         default = msgspec.NODEFAULT if needed else UNSET
         field = msgspec.field(name=_STARS[one.kind], default=default)

@@ -145,7 +145,7 @@ class Supervisor:
         self._is_stopping = False
         self._is_measured = False
         self._told: set[str] = set()
-        """Reported reasons why none could begin, with the files as they are now."""
+        """Reported reasons why no process could begin; emptied when a file changes."""
         self._error: ShardqError | None = None
         self._outcome = SupervisorOutcome()
         self._chores = [_Chore(self._ask, _ASK_EVERY_US)]
@@ -261,7 +261,7 @@ class Supervisor:
         self._stop_all()
         if is_second:
             for child in self._children:
-                # Another kind of signal, because two of a kind may arrive as one.
+                # SIGINT, because two signals of one kind may arrive as one.
                 child.signal(signal.SIGINT)
                 child.kill_us = min(child.kill_us or 0, self._now_us() + _MARGIN_US)
 
@@ -269,7 +269,8 @@ class Supervisor:
         self._is_stopping = True
         for slot in self._slots:
             slot.start_us = None
-            # Before the processes end, which answer the connections that still wait.
+            # Close the sockets before the processes end: the processes answer connections that
+            # still wait.
             for one in slot.sockets:
                 one.close()
         for child in self._children:
@@ -370,7 +371,7 @@ class Supervisor:
             self._selector.register(child.socket, selectors.EVENT_READ, partial(self._hear, child))
 
     def _start_later(self, slot: _ProcessSlot, *, is_quick: bool) -> str:
-        """Let a process start in a slot, after delays that double; returns the delay as text."""
+        """Let a process start in a slot after a delay, which doubles; returns the delay as text."""
         slot.quick_ends = slot.quick_ends + 1 if is_quick else 0
         delay_us = 0
         if slot.quick_ends:
@@ -417,7 +418,7 @@ class Supervisor:
             elif word == line.ANSWER:
                 self._answered(child, *rest)
         if child.is_gone and not was_gone:
-            # Else every wait would end at once until the process is reaped.
+            # A closed socket would end every wait at once, until the process is reaped.
             self._selector.unregister(child.socket)
 
     def _answered(self, child: _Child, question: str, answer: Any) -> None:
@@ -513,10 +514,10 @@ class _ProcessSlot:
     Attributes:
         sockets: The sockets that each process of the slot inherits.
         child: The process.
-        start_us: When the next one starts, in microseconds since boot; None: none does.
-        is_waiting: True if none starts before a file has changed.
-        quick_ends: How many in a row have ended soon after their beginning.
-        failed_starts: How many in a row have ended before they were ready.
+        start_us: When the next process starts, in microseconds since boot; None: none starts.
+        is_waiting: True if no process starts before a file has changed.
+        quick_ends: How many processes in a row have ended soon after their beginning.
+        failed_starts: How many processes in a row have ended before they were ready.
     """
 
     sockets: Sequence[socket.socket]
@@ -543,7 +544,7 @@ class _Child:
         started_us: The time of its start.
         ready_us: The time since which it works; None: not yet.
         is_told_slow: True if it was reported as not ready yet.
-        is_gone: True if its end of the line is closed.
+        is_gone: True if the process has closed its end of the line.
         is_done: True if it has reported that nothing is left to do.
         error: The reported reason of its end: an exit code and a sentence.
         kill_us: When it is killed if it has not ended; None: it was not asked to end.
@@ -610,7 +611,7 @@ class _Child:
         """True if it has ended; then the rest of its process group is killed too."""
         if self._process.poll() is None:
             return False
-        # While its group has a member, its number is not given out again.
+        # A group's number is not reused while the group has a member, so this hits no other group.
         self._signal_group(signal.SIGKILL)
         return True
 
@@ -638,7 +639,7 @@ class _Child:
 
     def put(self, question: bytes) -> None:
         """Send a question, which the process answers in its own time."""
-        # It may not read, or have died.
+        # Ignore errors: the process may have died, or may not read.
         with suppress(OSError):
             self.socket.send(question)
 
@@ -740,13 +741,13 @@ def _woken(
         if not is_in_terminal:
             hangups.append(number)
         elif not caught:
-            # A closed terminal may send several.
+            # Count only one: a closed terminal may send several.
             caught.append(number)
 
     def pass_over(_number: int, _frame: FrameType | None) -> None:
         """Do nothing. Without a handler nothing would be written to the socket."""
 
-    # Asked now: a closed terminal can no longer be recognized.
+    # Ask now, because a terminal that was closed is no longer recognized.
     is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
     handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "sqlite:///shardq.db"
 _guards: list[Callable[[Registry], object]] = []
-"""Called before an app uses its store: a sandbox refuses apps that are not in it."""
+"""Called before an app uses its store. A sandbox uses this to refuse apps that are not in it."""
 
 
 class Registry:
@@ -44,7 +44,7 @@ class Registry:
         middleware: The app's middleware.
         definitions: The tasks, by their own names.
         on_start: Functions that a worker calls before jobs run.
-        on_stop: Functions that it calls after that, the last first.
+        on_stop: Functions that a worker calls after its jobs have ended, the last first.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Registry:
         self.definitions: dict[str, TaskDefinition] = {}
         self._by_name: dict[str, TaskDefinition] = {}
         self._store = store
-        # Taken now: a program may change its directory before its first put.
+        # Note the directory now, because a program may change it before its first put.
         self._directory: Path | None = None
         with suppress(FileNotFoundError):
             self._directory = Path.cwd()
@@ -95,7 +95,7 @@ class Registry:
         self._queues.pop(definition.options.queue, None)
 
     def find(self, name: str) -> TaskDefinition | None:
-        """The task of a name or an alias, else the only one of a shorter name; else None."""
+        """The task with a name or alias; else the only task with that shorter name; else None."""
         found = self._by_name.get(name)
         if found is None:
             shorter = [one for one in self.definitions.values() if name in one.shorter]
@@ -176,7 +176,7 @@ class Registry:
         if queue.settings.attempts < attempts:
             queue.alter(attempts=attempts)
         with self._lock:
-            # Not if the store was closed meanwhile: its queue would be kept.
+            # Keep no queue of a store that was closed meanwhile.
             if self._connection is db:
                 self._queues[name] = queue
         return queue
@@ -228,7 +228,7 @@ def guarded(guard: Callable[[Registry], object]) -> Iterator[None]:
 
 
 def _is_run_anew(before: TaskDefinition, definition: TaskDefinition) -> bool:
-    """True if a task is declared again because its lines are: a notebook's cell, or a reload."""
+    """True if the lines that declared a task run again: in a notebook's cell, or a reload."""
     old, new = before.function, definition.function
     if getattr(new, "__module__", None) != getattr(old, "__module__", None):
         return False
@@ -238,6 +238,6 @@ def _is_run_anew(before: TaskDefinition, definition: TaskDefinition) -> bool:
     module = sys.modules.get(new.__module__)
     if new.__module__ == "__main__":
         return not hasattr(module, "__file__")
-    # A first import declares each of the module's functions once.
+    # A first import runs all lines once: a second function of a name is another task.
     spec = getattr(module, "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)

@@ -60,7 +60,7 @@ _IF_ASYNC = "await it in the function, or in the decorator below @app.task, and 
 _IF_LAZY = "run it to its end"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
-"""A job of an unknown task is postponed for as long as it has waited, between these bounds."""
+"""A job of an unknown task is postponed for as long as it has waited, between these two bounds."""
 
 
 class _CancelledRun(Discard):
@@ -117,7 +117,7 @@ class Runner:
         self._traces = registry.connection._home.traces
         self._is_bare = not registry.middleware and on_end is None and self._traces is None
         self._process = object()
-        """Another object in a forked child: runs that began in the parent are the parent's."""
+        """Replaced in a forked child, which must not end runs that began in its parent."""
         locks.in_child(self, Runner._begin_child)
 
     def __call__(self, message: Message) -> None:
@@ -157,7 +157,7 @@ class Runner:
         if decided is not None:
             return decided
         try:
-            # The plan may have been dropped while the job ran.
+            # Plan again if the plan was dropped while the job ran.
             plan = self._plans.get(message._row.headers) or self._planned(message)
         except (Snooze, ShardqError):
             plan = None
@@ -182,7 +182,7 @@ class Runner:
         task = None if name is None else self._registry.find(name)
         if task is None:
             row = message._row
-            # It may have been put long before its due.
+            # Count from the due, because the job may have been put long before.
             since_ms = max(row.order[0], row.entered_us // 1_000)
             waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
@@ -270,7 +270,7 @@ class Runner:
             running.reset(before)
             if token is not None:
                 token.end()
-        # A child that the function has forked is ended by the caller.
+        # Do nothing in a child that the function has forked: the caller ends the child.
         if self._process is process:
             self._conclude(runs, value, error)
 
@@ -341,7 +341,7 @@ class Runner:
     def _around(self, runs: list[JobRun]) -> Iterator[None]:
         first = runs[0].message
         with ExitStack() as stack:
-            # Another thread may run a batch, or the caller of a step.
+            # Set this here too: a batch may run in another thread than the handlers of its jobs.
             stack.callback(handled.reset, handled.set(first))
             if self._traces is not None:
                 stack.enter_context(self._traces.run(*[run.message for run in runs]))
@@ -415,7 +415,7 @@ class Runner:
         if lost is None:
             self._end(run, error, outcome)
         elif error is None:
-            # It is run once more, so that its result is not lost.
+            # Fail the run, so that the job runs again and its result is not lost.
             self._end(run, lost)
         else:
             log.warning("why message %s failed is not kept: %s", run.message.id, lost)
@@ -485,7 +485,7 @@ class Runner:
             self._on_end(ended)
             return outcome._replace(is_reported=True)
         except BaseException:
-            # The job has ended all the same.
+            # Log an error of `on_end`, because the job has ended all the same.
             log.exception("the end of message %s could not be reported", message.id)
             return outcome
 

@@ -30,8 +30,9 @@ class AppSchedules:
 
     Made by `App.schedules`. A missing schedule raises `UnknownSchedule`, except in `get`.
 
-    `every`, `cron` and `schedule` make one now, at run time: one for each customer, say. An
-    identical existing schedule stays as it is. A worker's start does not change schedules made so.
+    `every`, `cron` and `schedule` make a schedule now, at run time: one for each customer, say. An
+    identical existing schedule stays as it is. A worker's start does not change schedules that were
+    made at run time.
 
     """
 
@@ -44,7 +45,7 @@ class AppSchedules:
 
         Args:
             name: Its name.
-            queue: The name of its queue; None: any of those of the tasks.
+            queue: The name of its queue; None: any queue of the tasks.
         """
         for one in self._queues(queue):
             found = one.schedules.get(name)
@@ -79,14 +80,14 @@ class AppSchedules:
         """Put a task repeatedly, each time after an interval, from now on.
 
         Args:
-            interval: How long, from 1 s. Clock changes do not touch it.
+            interval: The time between two fire times, 1 s or more. Clock changes do not affect it.
             call: The task, or `task.of(..)` with its arguments.
             name: The schedule's, unique in the task's queue; the task's name unless given.
-            start: When it fires first; None: one interval from now.
-            end: It fires no later than this.
-            at_start: True to fire as soon as it is made; instead of a start.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            start: The first fire time; None: one interval from now.
+            end: The schedule fires no later than this.
+            at_start: True to fire as soon as the schedule is made; instead of `start`.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError: If something cannot be used, or the function does not take the arguments;
@@ -115,10 +116,10 @@ class AppSchedules:
             call: The task, or `task.of(..)` with its arguments.
             tz: The zone of that wall clock, by its IANA name.
             name: The schedule's, unique in the task's queue; the task's name unless given.
-            start: It fires no sooner.
-            end: It fires no later than this.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            start: The schedule fires no sooner than this.
+            end: The schedule fires no later than this.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError, KeyTaken: As `every`.
@@ -138,11 +139,12 @@ class AppSchedules:
         """Put a task whenever a trigger of APScheduler fires, from now on.
 
         Args:
-            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            trigger: An interval, cron, date or calendar interval, or several combined by
+                `AndTrigger` or `OrTrigger`.
             call: The task, or `task.of(..)` with its arguments.
             name: The schedule's, unique in the task's queue; the task's name unless given.
-            count: How often it fires; None: for ever.
-            policies: As `PolicyOptions` names them.
+            count: How often the schedule fires; None: without end.
+            policies: Policies, by their names in `PolicyOptions`.
 
         Raises:
             UsageError, KeyTaken: As `every`.

@@ -34,7 +34,7 @@ class Sources:
         """Look once; the files that have changed, been added or deleted, once they stand still.
 
         A file that changed since the last look may be half written: it is returned by the first
-        look that finds all files as the look before.
+        look that finds all files unchanged since the look before.
 
         Returns:
             Paths relative to their directory, sorted; empty if nothing has changed.
@@ -55,7 +55,7 @@ class Sources:
                 try:
                     stat = path.stat()
                 except OSError:
-                    # Deleted since, or a broken link.
+                    # The file was deleted meanwhile, or is a broken link.
                     continue
                 stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 yield str(path.relative_to(directory)), stamp

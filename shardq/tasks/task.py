@@ -176,7 +176,7 @@ class Bound(FromElsewhere, Generic[P, R]):
         """Put a job: a worker calls the function with these arguments.
 
         Returns:
-            The job. If another job has the key, that one.
+            The job; if another job has the key, the other job.
 
         Raises:
             BadArguments: If the function does not take them, by its signature and its type hints,
@@ -381,8 +381,8 @@ class _Declared(Bound[P, R]):
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = function
         if inspect.isfunction(function):
-            # With these attributes `inspect`, and frameworks that await async functions, accept it
-            # as one.
+            # With these attributes `inspect`, and frameworks that await async functions, accept a
+            # task as a function.
             for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
                 setattr(self, name, getattr(function, name))
 
@@ -390,7 +390,7 @@ class _Declared(Bound[P, R]):
         return f"<task {self.name} of queue {self._options.queue!r}>"
 
     def __reduce__(self) -> str:
-        # Pickled like a function: by its name in the module.
+        # A task is pickled like a function, by its name in the module.
         return self.__qualname__
 
 

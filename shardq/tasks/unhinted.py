@@ -1,4 +1,4 @@
-"""Values at places without a type hint: they must be plain JSON values of exactly these types.
+"""Checks values without a type hint: they must be plain JSON values, of exactly JSON's types.
 
 Without a hint, JSON would give a tuple back as a list, and a member of an enum as its value. With a
 hint, `values.py` compares. The validators of a pydantic model may read more than JSON has, so for
@@ -66,7 +66,7 @@ class Unhinted:
         """
         for name, info, path in self._fields:
             value = getattr(arguments, name)
-            # On the path of each put: most values are plain.
+            # Skip plain values, which most are, because this is on the path of each put.
             if type(value) not in _SKIPPED:
                 _check(info, value, path)
 

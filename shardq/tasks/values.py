@@ -87,7 +87,7 @@ class Codec:
         try:
             self._read = msgspec.json.Decoder(hint, dec_hook=_read_custom).decode
         except TypeError as error:
-            # The rest of the text repeats the hint in full.
+            # Cut the text, because its rest repeats the hint in full.
             raise TypeError(_lowered(str(error).partition(" - type `")[0])) from error
         for custom in _customs(inspect.type_info(hint)):
             if not (_is_known(custom) or is_model(custom)):
@@ -129,7 +129,7 @@ class Codec:
 
 class _Any(type):
     def __instancecheck__(cls, _value: object) -> bool:
-        # msgspec checks the type of a read value by this.
+        # msgspec checks the type of a value that it has read by `isinstance`.
         return True
 
 
@@ -239,7 +239,7 @@ def _write_custom(value: Any) -> Any:
 
 
 def _model_json(model: Any) -> bytes:
-    # Wrong values are found when the JSON is read back.
+    # No warnings are needed: wrong values are found when the JSON is read back.
     text: str = model.model_dump_json(by_alias=False, round_trip=True, warnings=False)
     return text.encode()
 
@@ -261,7 +261,7 @@ def _read_custom(hint: Any, plain: Any) -> Any:
         return hint(plain)
     pydantic = sys.modules["pydantic"]
     try:
-        # By way of JSON, whose rules let a strict model take a date from text.
+        # Validate JSON, because a strict model takes a date from text only in JSON.
         return hint.model_validate_json(msgspec.json.encode(plain), by_alias=True, by_name=True)
     except pydantic.ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_context=False)
@@ -335,7 +335,7 @@ def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:
     try:
         given = _at(value, path)
     except (LookupError, TypeError, AttributeError, ValueError):
-        # In a dict or a set, whose items have no numbers.
+        # The value is in a dict or a set, whose items have no numbers.
         return Unfit(instead or f"does not fit: {_lowered(text)}", path)
     if isinstance(given, float) and not math.isfinite(given):
         return _endless(given, path)
@@ -362,7 +362,7 @@ def _at(value: Any, path: str) -> Any:
         elif isinstance(value, dict):
             value = value[name]
         elif isinstance(value, msgspec.Struct):
-            # Its JSON may use other names.
+            # A struct's JSON may use other names than its attributes.
             at = value.__struct_encode_fields__.index(name)
             value = getattr(value, value.__struct_fields__[at])
         else:
@@ -434,7 +434,7 @@ def _first(found: Iterable[Unfit | None]) -> Unfit | None:
 
 
 def _is_same_moment(given: object, back: object) -> bool:
-    """True if two datetimes are the same; `==` is false for all in an hour that happens twice."""
+    """True if two datetimes are the same; `==` is always false in an hour that happens twice."""
     return (
         isinstance(given, datetime)
         and isinstance(back, datetime)

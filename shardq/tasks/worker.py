@@ -43,12 +43,12 @@ class Worker:
 
     Args:
         app: The app.
-        threads: How many jobs of all queues run at once that are no coroutines, 1 to 512.
+        threads: How many jobs that are not coroutines run at once, of all queues, 1 to 512.
         coroutines: How many coroutines of all queues run at once, 1 to 10,000.
         queues: The names of the queues; if empty, those of the app's tasks.
         prefetch: As for `Consumer`, for each queue.
-        deadline: How long a stop waits for running jobs. Jobs that remain run elsewhere, and lose
-            no attempt.
+        deadline: How long a stop waits for running jobs. Jobs that still run then are delivered
+            again elsewhere, and lose no attempt.
         report: Called with each run that has ended, in the thread of its end; must be quick.
         on_overrun: Called with a sentence when a function runs on after its limit, or blocks the
             event loop: this process should be replaced. It is logged anyway.
@@ -138,14 +138,14 @@ class Worker:
         """Run one turn of each queue in the calling thread, as `Consumer.step` does.
 
         Coroutines run to their end, batches take all due jobs, results are kept at once, and time
-        limits are checked when a function has returned: all by the store's clock.
+        limits are checked when a function has returned: all times are by the store's clock.
 
         Returns:
             Seconds until the next turn is needed.
 
         Raises:
             UsageError: If it was run, or closed.
-            Exception: As `Consumer.step`; the queues after the one that raised had no turn.
+            Exception: As `Consumer.step`; the queues after the queue that raised had no turn.
         """
         self.begin_to_step()
         return min(one.step() for one in self._consumers)
@@ -204,7 +204,7 @@ class Worker:
     def _begin(self) -> None:
         for hook in self._app._home.on_start:
             hooks.start(hook, self._loop)
-            # Its resources are closed even if the next hook fails.
+            # Set this after each hook, so that `on_stop` is called even if the next hook fails.
             self._is_begun = True
         self._is_begun = True
 
@@ -263,7 +263,7 @@ class Worker:
 
 
 class _TaskConsumer(Consumer):
-    """A consumer whose deliveries may be held, and are judged by the policies of tasks."""
+    """A consumer of jobs: deliveries may be held, and task policies decide after failures."""
 
     _is_traced_by_handler = True
 
