@@ -2,10 +2,10 @@
 
 ```
  schedule   the schedules of a queue, as users see them ─► face: the methods of `Queue`
-  ├ declaring  schedules that code declares, and how the records are brought to them
+  ├ declaring  schedules that code declares, and how records are brought up to date
   ├ options    the options of a schedule            policy  options for missed times, long runs
-  ├ starts     the start that an APScheduler trigger has filled in itself counts as none
-  ├ past       the last firings                     ahead   the jobs that a queue's will put
+  ├ starts     a start that an APScheduler trigger has filled in itself is dropped
+  ├ past       the last firings                     ahead   the jobs that schedules will put
   ├ firing/    which schedules are due, and their jobs
   └ table      the records, in the store
       └ stored     one record, and the jobs of its next firing

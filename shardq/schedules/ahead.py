@@ -21,14 +21,14 @@ def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> It
     """The dues of the jobs ahead, epoch milliseconds, in order except for their jitter.
 
     Fire times that an overlap will skip are among them, missed ones are not. A schedule whose
-    trigger fails has none from there on.
+    trigger fails has no dues from then on.
 
     Args:
         records: The records of the schedules.
         after_ms: Only later dues.
         until_ms: Only dues up to here, included.
     """
-    # A fire time of a cron takes up to 0.1 ms, and many schedules may share one.
+    # Share fire times of equal triggers: a cron's takes up to 0.1 ms.
     known: dict[tuple[Trigger, Twice | None, Gap], dict[int, int | None]] = {}
     each = []
     for record in records:
@@ -42,9 +42,10 @@ def ahead(records: Iterable[StoredSchedule], after_ms: int, until_ms: int) -> It
 def ahead_by(
     records: Iterable[StoredSchedule], stretches: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Pairs for each schedule and stretch: its begin, and how many jobs will be due in it.
+    """Pairs for each schedule and stretch: the stretch's begin, and the number of jobs due in it.
 
-    The same jobs as of `ahead`, but fire times of an interval or a cron are counted, not visited.
+    Counts the jobs that `ahead` returns, but fire times of an interval or a cron are counted
+    without a visit to each.
 
     Args:
         records: The records of the schedules.
@@ -81,7 +82,7 @@ def _counted(
 
 @lru_cache(100_000)
 def _count(trigger: Trigger, twice: Twice | None, gap: Gap, from_ms: int, end_ms: int) -> int:
-    """The number of fire times of a day: many schedules ask for the same, again and again."""
+    """The number of fire times of a day, cached: many schedules ask for the same day."""
     return trigger.count(from_ms - 1, end_ms - 1, twice=twice, gap=gap)
 
 
@@ -91,14 +92,14 @@ def _ahead(
     """The dues of one schedule.
 
     Args:
-        following: Fire time -> the next one; those not known yet are added.
+        following: Fire time -> the next fire time; new ones are added.
     """
     count, next_ms = record.definition.count, record.next_ms
     left = None if count is None else count - record.fired
     try:
         from_ms = after_ms - record.definition.policies.latest_ms
         if next_ms is not None and next_ms < from_ms:
-            # Fire times before that are missed.
+            # Skip earlier fire times, which are missed.
             next_ms = _after(record, from_ms - 1)
         while next_ms is not None and next_ms <= until_ms and left != 0:
             if after_ms < (due_ms := record.at_ms(next_ms)) <= until_ms:

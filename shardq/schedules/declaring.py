@@ -1,4 +1,4 @@
-"""Schedules that code declares, and how the stored ones are brought to them.
+"""Schedules that code declares, and how stored schedules are brought up to date.
 
 ```
  declared ─┬─ not stored ──────────────────► made, unless it has ended, or code has removed it
@@ -37,8 +37,8 @@ class Declared(NamedTuple):
             code of its revision; all its fire times are `past`; or there is an `other`, of its
             revision or made at run time.
         asked: The declared schedule.
-        there: The stored schedule before; None if there was none.
-        unlike: The differences of the other one, as options and arguments name them.
+        there: The schedule that was stored before; None if there was none.
+        unlike: The differences of the stored schedule, by names of options and arguments.
     """
 
     answer: Answer
@@ -57,14 +57,14 @@ def declare(
     found: StoredSchedule | None = None,
     **options: Unpack[ScheduleOptions],
 ) -> Declared:
-    """Bring a schedule to the declared one, if that is newer.
+    """Change a stored schedule as code declares it, if the code is newer.
 
     Changes made at run time stay until the revision is raised; a pause stays in any case.
 
     Args:
         book: The book of its queue.
         make: Its trigger.
-        body: The body that it puts.
+        body: The body of its messages.
         name: Its name.
         revision: The revision of the code, from 1.
         found: Its record, as `Book.found_any` has read it a moment ago.
@@ -95,7 +95,7 @@ def declare(
 
 
 def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
-    """Remove a schedule that code has declared; code of its revision does not make it again.
+    """Remove a schedule that code has declared; code of the same revision does not make it again.
 
     Returns:
         `removed`; `other` if it was made at run time, and stays; or `absent`.
@@ -111,7 +111,7 @@ def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
 def _brought(
     book: Book, asked: ScheduleDefinition, there: ScheduleDefinition, make: Make
 ) -> Declared:
-    """Judge a schedule that exists."""
+    """The fate of a declared schedule that is stored already."""
     if there.revision > asked.revision:
         return Declared("older", asked, there)
     if 0 < there.revision < asked.revision:

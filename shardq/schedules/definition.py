@@ -1,4 +1,4 @@
-"""The definition of a schedule: when it fires, its job, and how. Stored as JSON."""
+"""The definition of a schedule: its trigger, its job and its policies. Stored as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardq.schedules.policy import Policies
 from shardq.schedules.triggers.trigger import Trigger
 
 NAME_MAX = 200
-"""The longest name, in characters: with a fire time it is the id of a message."""
+"""The longest name, in characters, because the id of a message is a name and a fire time."""
 
 
 class ScheduledPut(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,11 +46,12 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
         job: The message that it puts.
         policies: Its policies.
         count: How often it fires; None: for ever.
-        revision: The revision of the code that declares it; 0 if it was made at run time.
+        revision: The revision of the code that declares the schedule; 0 if it was made at run time.
         paused: True if it does not fire.
-        made_ms: When its trigger was made, epoch milliseconds: a trigger without a start begins
-            there.
-        declared: The declared definition, if it was changed at run time since; else None.
+        made_ms: When its trigger was made, epoch milliseconds. A trigger without a start begins at
+            this time.
+        declared: The definition that code declared, if the schedule was changed at run time since;
+            else None.
     """
 
     name: str
@@ -82,18 +83,19 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
             return _decoder.decode(text)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             if isinstance(error.__cause__, ShardqError):
-                # A zone or a trigger's class may not exist on this machine.
+                # The record may be sound: its zone or its trigger's class may not exist on this
+                # machine.
                 raise StoreCorrupt(f"{whose} cannot be read here: {error.__cause__}") from error
             raise StoreCorrupt(
                 f"{whose} is damaged: {shown(text)}; remove the schedule, and make it again."
             ) from error
 
     def is_same(self, other: ScheduleDefinition) -> bool:
-        """True if two definitions mean the same, whenever each was written."""
+        """True if two definitions mean the same, whatever the times of their writing."""
         return not self.unlike(other)
 
     def unlike(self, other: ScheduleDefinition) -> list[str]:
-        """The differences in meaning of two definitions, as options and arguments name them."""
+        """The options and arguments in which two definitions differ in meaning."""
         one, another = _meant(self), _meant(other)
         return [
             name.removesuffix("_ms")

@@ -45,7 +45,7 @@ class Schedules:
         return self._home.get(name)
 
     def remove(self, name: str) -> bool:
-        """Remove a schedule, as `Schedule.remove`, even a damaged one. True if it existed."""
+        """Remove a schedule, as `Schedule.remove`, even if it is damaged. True if it existed."""
         return self._home.remove(name)
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
@@ -58,10 +58,10 @@ class Schedules:
 
 
 class Scheduled:
-    """A queue's schedules: made at run time, once; consumers of the queue fire them.
+    """Makes schedules of a queue at run time; consumers of the queue fire them.
 
-    An identical existing schedule stays as it is, so a program may make it at each start.
-    `Schedule.change` changes one.
+    An identical existing schedule stays as it is, so a program may make its schedules at each
+    start. `Schedule.change` changes a schedule.
 
     """
 
@@ -89,13 +89,13 @@ class Scheduled:
         """Put a message repeatedly, each time after an interval.
 
         Args:
-            interval: How long, from 1 s. Clock changes do not touch it.
+            interval: The time between two fire times, 1 s or more. Clock changes do not affect it.
             body: Bytes or text, to 40 KiB.
             name: Its name, 1 to 200 printable characters; by default its trigger as text.
-            start: When it fires first; None: one interval from now.
-            end: It fires no later than this.
-            at_start: True to fire right away, once made; instead of a start.
-            options: As `ScheduleOptions` names them.
+            start: The first fire time; None: one interval from now.
+            end: The schedule fires no later than this.
+            at_start: True to fire as soon as the schedule is made; instead of `start`.
+            options: Options, by their names in `ScheduleOptions`.
 
         Returns:
             The schedule.
@@ -121,14 +121,14 @@ class Scheduled:
         """Put a message at times of the wall clock, as cron does.
 
         Args:
-            text: Five fields as cron reads them, `30 2 * * 1-5`; six, where the first is of
-                seconds; or `@daily` and the like.
+            text: Five fields as cron reads them, `30 2 * * 1-5`; six, with the seconds first; or
+                `@daily` and the like.
             body: Bytes or text, to 40 KiB.
             tz: The zone of that wall clock, by its IANA name.
             name: Its name, 1 to 200 printable characters; by default its trigger as text.
-            start: It fires no sooner.
-            end: It fires no later.
-            options: As `ScheduleOptions` names them.
+            start: The schedule fires no sooner than this.
+            end: The schedule fires no later than this.
+            options: Options, by their names in `ScheduleOptions`.
 
         Raises:
             UsageError: If something cannot be used; nothing was written.
@@ -148,10 +148,11 @@ class Scheduled:
         """Put a message whenever a trigger of APScheduler fires.
 
         Args:
-            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            trigger: An interval, cron, date or calendar interval, or several combined by
+                `AndTrigger` or `OrTrigger`.
             body: Bytes or text, to 40 KiB.
             name: Its name, 1 to 200 printable characters; by default its trigger as text.
-            options: As `ScheduleOptions` names them.
+            options: Options, by their names in `ScheduleOptions`.
 
         Raises:
             UsageError: If something cannot be used; nothing was written.

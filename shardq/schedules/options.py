@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
 
 Make: TypeAlias = "Callable[[int], Trigger]"
-"""Makes a trigger as of a time, epoch milliseconds; a trigger without a start begins there."""
+"""Makes a trigger as of a time, epoch milliseconds; a trigger without a start begins at this
+time."""
 Retime: TypeAlias = "Callable[[ScheduleDefinition, int], ScheduleDefinition]"
 """Returns a schedule with another trigger as of a time, epoch milliseconds."""
 
 BODY_BYTES_MAX = 40 << 10
 _HEADER_BYTES_MAX = 15 << 10
-"""Bytes of the headers that a schedule puts, besides its own: its name and two times."""
+"""Most bytes of a job's headers, besides those that each firing adds: a name and two times."""
 _BOUNDS = ("start", "end")
 _LOOKED_AT = 100
 """How many fire times are compared for the shortest interval."""
@@ -48,7 +49,8 @@ class JobOptions(TypedDict, total=False):
         priority: 0 is first; below the queue's `bands`.
         group: Messages of one group are delivered one at a time.
         key: A name that no other live message has: while a message has it, no other is put.
-        on_conflict: If a message has the key: `keep` it, `replace` it, or do neither, as `reject`.
+        on_conflict: If a message has the key already: `keep` or `replace` that message, or `reject`
+            the new one.
         unique_for: How long the key is held after the message's end.
     """
 
@@ -64,7 +66,7 @@ class ScheduleOptions(PolicyOptions, JobOptions, total=False):
     """The options of a schedule.
 
     Attributes:
-        count: How often it fires; None: for ever.
+        count: How often the schedule fires; None: without end.
     """
 
     count: int | None
@@ -74,8 +76,9 @@ class ChangeOptions(ScheduleOptions, total=False):
     """The options of a change of a schedule, besides its trigger and its body.
 
     Attributes:
-        start: It fires no sooner; an interval fires then for the first time. None removes it.
-        end: It fires no later. None removes it.
+        start: The schedule fires no sooner than this; an interval fires at this time first. None
+            removes the start.
+        end: The schedule fires no later than this. None removes the end.
     """
 
     start: Due | None
@@ -154,14 +157,14 @@ def retimed(
 ) -> Retime | None:
     """A function that gives a schedule another trigger, zone, start or end; None if none is given.
 
-    Those not given stay; a trigger of APScheduler has a zone of its own, and may have bounds.
+    Parts that are not given stay; a trigger of APScheduler has its own zone, and may have bounds.
 
     Args:
         trigger: A trigger of APScheduler; or instead:
         every: An interval.
         cron: A cron text.
         tz: The zone.
-        bounds: `start` and `end`, as far as they are given; None removes one.
+        bounds: `start` and `end`, as far as they are given; None removes a bound.
 
     Raises:
         UsageError: If something cannot be used.
@@ -211,8 +214,8 @@ def draft(
 
     Args:
         make: Its trigger.
-        body: The body that it puts.
-        options: As `ScheduleOptions` names them.
+        body: The body of its messages.
+        options: Options, by their names in `ScheduleOptions`.
         now_ms: Now, epoch milliseconds.
         name: Its name; None: its trigger as text.
         revision: The revision of the code that declares it.
@@ -321,12 +324,12 @@ _OTHERS = (*JobOptions.__annotations__, "count")
 def anchored(
     asked: ScheduleDefinition, make: Make, there: ScheduleDefinition
 ) -> ScheduleDefinition:
-    """The requested schedule; if its trigger has no start, it begins when the other one did."""
+    """The requested schedule; if its trigger has no start, it begins when the stored one began."""
     return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
 
 
 def unlike(there: ScheduleDefinition, asked: ScheduleDefinition, make: Make) -> list[str]:
-    """The options in which a requested schedule differs, whenever each was begun."""
+    """The options in which a requested schedule differs from the stored one, except a begin."""
     if replace(asked, made_ms=there.made_ms).is_same(there):
         return []
     return anchored(asked, make, there).unlike(there)
@@ -389,8 +392,8 @@ def previewed(
     Args:
         definition: The schedule.
         after_ms: The start, epoch milliseconds.
-        count: How many; fewer if it does not fire as often any more.
-        fired: How often it has fired.
+        count: How many; fewer are returned if the schedule ends before.
+        fired: How often the schedule has fired.
     """
     made: list[Preview] = []
     if definition.count is not None:

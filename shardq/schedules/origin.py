@@ -24,8 +24,8 @@ class Firing(NamedTuple):
     Attributes:
         schedule: The schedule's name.
         time: The fire time, UTC, by the trigger, without jitter and spread; for a message of
-            `Schedule.run` the time of that call.
-        previous: The fire time before it for which the schedule has put a message, UTC; None for
+            `Schedule.run` the time of the call.
+        previous: The last earlier fire time for which the schedule has put a message, UTC; None for
             the first.
     """
 
@@ -44,5 +44,5 @@ class Firing(NamedTuple):
                 moment_of(due_ms(headers[PREVIOUS_HEADER])) if PREVIOUS_HEADER in headers else None,
             )
         except (KeyError, BadTime):
-            # A producer may give a message headers of these names.
+            # A producer may have set headers of these names itself.
             return None

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from shardq.schedules.stored import StoredSchedule
 
 _EARLY_MS = 3_000
-"""A message enters up to this long before its fire time: longer than a schedule's lead."""
+"""A message may enter up to this long before its fire time; longer than a schedule's lead."""
 _SPAN_MS = 60_000
 _WIDER = 8
 RECORDS_MAX = 20_000
-"""Most records to read: other messages of a queue enter at the same time."""
+"""Most records to read, because other messages of the queue enter at the same time."""
 
 
 class PastFiring(NamedTuple):

@@ -23,7 +23,7 @@ Twice: TypeAlias = Literal["first", "last", "both"]
 Gap: TypeAlias = Literal["shift", "skip"]
 
 MISSED_MS = 60_000
-"""A firing that is later than this is missed: a worker that dies is replaced sooner."""
+"""A firing that is later than this is missed; a worker that dies is replaced sooner than this."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "missed": get_args(Missed),
     "overlap": get_args(Overlap),
@@ -37,16 +37,17 @@ class PolicyOptions(TypedDict, total=False):
     """The options of a schedule besides its trigger and its job.
 
     Attributes:
-        missed: If no worker fired within a minute of fire times: `skip` fires none of them, `once`
-            the last one, `all` each; `once` unless given.
+        missed: The action for fire times that no worker fired within a minute: `skip` fires none of
+            them, `once` only the last, `all` each of them; `once` unless given.
         window: Missed fire times longer ago than this are not fired; None: no limit.
-        overlap: While the run before has not ended: `allow` another beside it, `skip` the fire
-            time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
-        twice: If a local time happens twice, it fires at the `first`, the `last` or `both`. Unless
-            given, a cron whose minutes or hours begin with `*` fires at both, any other at the
-            first.
-        gap: If a local time does not exist: `shift` it by the gap, or `skip` it.
-            An interval, which knows no local times, takes neither of the two.
+        overlap: While the run before has not ended: `allow` a second run beside it, `skip` the fire
+            time, `queue` the new run behind the earlier one, or `cancel` the earlier run; `allow`
+            unless given.
+        twice: If a local time happens twice, the schedule fires at the `first`, the `last` or
+            `both`. Unless given, a cron whose minutes or hours begin with `*` fires both times, any
+            other trigger the first time.
+        gap: If a local time does not exist: `shift` it by the gap, or `skip` it. An interval has no
+            local times, so it takes neither `twice` nor `gap`.
         jitter: Each firing is up to this long late, by a number that follows from schedule and fire
             time.
         spread: All firings are up to this long late, by a number that follows from the schedule.
@@ -82,7 +83,7 @@ class Policies(Struct, frozen=True, omit_defaults=True):
         """These policies, with some replaced.
 
         Args:
-            given: The new ones, by the names of `PolicyOptions`.
+            given: The new policies, by their names in `PolicyOptions`.
             whose: The schedule, for errors.
 
         Raises:

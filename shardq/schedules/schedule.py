@@ -69,13 +69,13 @@ State: TypeAlias = Literal["waiting", "paused"]
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 _LATE_MAX = 100
-"""Most late schedules to read to find out how long the first of them is overdue."""
+"""Most late schedules that are read to find the one that is overdue for the longest."""
 _TRIES = 200
 _SLOW_US = 3_000_000
-"""A write that took longer is announced once more."""
+"""A write that took longer than this is announced once more."""
 _OVERDUE_MS = 10_000
 _SOON_MS = 1_000
-"""Longer than a member takes to write the jobs of a record that it has read."""
+"""A member that has read a record writes the record's jobs within this time."""
 LATE_MS = 60_000
 """A schedule is overdue if its message should have been there for longer than this."""
 
@@ -94,10 +94,10 @@ class ScheduleView:
         fired: For how many fire times it has put messages.
         skipped: For how many fire times it has put none, by its policies.
         count: How often it fires; None: for ever.
-        revision: The revision of the code that declares it; 0 if it was made at run time.
-        changed: True if it was changed at run time since code has declared it.
+        revision: The revision of the code that declares the schedule; 0 if it was made at run time.
+        changed: True if the schedule was changed at run time after code had declared it.
         policies: Its policies.
-        error: Why its trigger failed last; None if it has not.
+        error: The last error of its trigger; None if there is none.
         body: The body of its messages.
         headers: The headers of its messages, without those of the firing.
         priority: The priority of its messages.
@@ -155,11 +155,11 @@ class Schedule(ScheduleView):
         tz: str | tzinfo | None = None,
         **options: Unpack[ChangeOptions],
     ) -> Schedule:
-        """Change it: when this returns, nothing fires any more as it was before.
+        """Change the schedule: once this returns, it fires only as changed.
 
         Parts that are not given stay: the zone, start and end too if only the times change.
 
-        What is due within 2.75 s, on SQLite 0.35 s, may be put already.
+        Messages that are due within 2.75 s, on SQLite 0.35 s, may have been put already.
 
         Args:
             body: The new body.
@@ -167,8 +167,8 @@ class Schedule(ScheduleView):
             every: An interval.
             cron: A cron text.
             tz: The zone whose wall clock decides.
-            options: As when it was made, including `start` and `end`. None removes one. Headers
-                replace all others, except those that name the task of a job.
+            options: Options as when it was made, including `start` and `end`. None removes an
+                option. New headers replace all others, except those that name the task of a job.
 
         Returns:
             The changed schedule.
@@ -189,14 +189,15 @@ class Schedule(ScheduleView):
         return self._of.set_paused(self.name, paused=True)
 
     def resume(self) -> Schedule:
-        """Let it fire again, from its next fire time on."""
+        """Let the schedule fire again, from its next fire time on."""
         return self._of.set_paused(self.name, paused=False)
 
     def run(self) -> Message:
         """Put its message now, besides its firings, which continue.
 
         Returns:
-            The message; if another message has the key, the one that `on_conflict` leaves.
+            The message; if another message has the key, the message that `on_conflict` leaves in
+            the queue.
 
         Raises:
             KeyTaken: If its key is held, or another message has it that is not replaced.
@@ -206,9 +207,10 @@ class Schedule(ScheduleView):
     def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """Put a message for each fire time of a span, all due now, with its time in the headers.
 
-        Each call puts them again, under the same ids `NAME@TIME`, also for fire times that have
-        fired. To put each once, ask for a span without messages, or deduplicate by the id in the
-        handler. With a `key` one message waits at a time, so that a span puts one.
+        Each call puts all of them, under the same ids `NAME@TIME`, even for fire times that have
+        fired or were backfilled before. To put each once, ask for a span without messages, or
+        deduplicate by the id in the handler. With a `key` one message waits at a time, so that a
+        span puts one.
 
         Args:
             after: The beginning of the span.
@@ -226,7 +228,7 @@ class Schedule(ScheduleView):
         return self._of.backfill(self.name, after, until, dry_run=dry_run)
 
     def remove(self) -> bool:
-        """Remove it: when this returns, it never fires again. True if it existed."""
+        """Remove the schedule: once this returns, it never fires again. True if it existed."""
         return self._of.remove(self.name)
 
     def preview(self, count: int = 10, after: Due | None = None) -> list[Preview]:
@@ -246,7 +248,7 @@ class ScheduleFigures:
     Attributes:
         count: How many there are.
         soon: How many of them fire within the horizon.
-        lag_ms: For how long the first of them has been overdue, milliseconds; 0 if none is.
+        lag_ms: How long the most overdue of them has been overdue, milliseconds; 0 if none is.
     """
 
     count: int = 0
@@ -331,10 +333,10 @@ class Book:
         return [one.definition for one in self._records({}).values()]
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-        """(due, 1) of each message that they will put, in order except for their jitter.
+        """(due, 1) for each message that the schedules will put, in order except for jitter.
 
         Some 5 us for each firing, 50 us for the first of each cron. A schedule that is damaged, or
-        whose trigger fails, has none: it does not fire.
+        whose trigger fails, has no firings.
 
         Args:
             after_ms: Only later dues, epoch milliseconds.
@@ -344,7 +346,7 @@ class Book:
             yield due_ms, 1
 
     def firings_by(self, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """(begin of a stretch, messages that a schedule will put in it), as `firings`.
+        """Pairs for each schedule: a stretch's begin, and the messages due in it; see `firings`.
 
         Some 5 us for each stretch of an interval, 0.1 ms for each day of a cron.
 
@@ -389,14 +391,14 @@ class Book:
 
         Args:
             make: Its trigger.
-            body: The body that it puts.
+            body: The body of its messages.
             name: Its name, 1 to 200 printable characters; by default its trigger as text.
             options: The other options.
 
         Raises:
             UsageError: If something cannot be used; nothing was written.
             KeyTaken: If another schedule has the name.
-            UnknownSchedule: If it was made, and another process has removed it at once.
+            UnknownSchedule: If another process has removed the schedule as soon as it was made.
         """
         if make is None:
             raise UsageError("give the schedule a trigger: when is it to fire?")
@@ -521,7 +523,7 @@ class Book:
     def found_any(
         self, asked: Iterable[str], damaged: dict[str, str] | None = None
     ) -> dict[str, StoredSchedule]:
-        """The records that `found` returns, and those that have ended and were declared by code."""
+        """The records of `found`, and those of ended schedules that code has declared."""
         if not self._has_any():
             return {}
         self._clock.measure(self._home.store)
@@ -551,18 +553,18 @@ class Book:
 
         Args:
             definition: The schedule.
-            before: The record of one of its name that has ended; None: there is none.
+            before: The record of an ended schedule with the same name; None: there is none.
         """
         self._use_lane_of(definition)
         lanes = self._home.register.settings.lanes_agreed
-        # A fire time at this moment counts if the trigger begins with it.
+        # Include this very moment, because a trigger may begin with a fire time now.
         made = (
             StoredSchedule(definition, lanes=lanes).anew(definition).aimed(definition.made_ms - 1)
         )
         return self._write(ScheduleWrite(definition.name, before, made))
 
     def end(self, record: StoredSchedule) -> bool:
-        """End a schedule: code of its revision does not make it again; False if it has changed."""
+        """End a schedule; code of its revision does not remake it. False if it was changed."""
         definition = replace(record.definition, paused=False)
         ended = record.anew(definition)._replace(next_ms=None)
         return self._write(ScheduleWrite(definition.name, record, ended))
@@ -581,12 +583,13 @@ class Book:
             record = self._record(name)
             made = change(record.definition)
             if self._fires_soon(record):
-                # Another member may be writing these jobs, and a changed schedule has others.
+                # Fire the schedule first: another member may be writing jobs that the changed
+                # schedule would not have.
                 self._firing.fire([name], ahead_ms=_SOON_MS)
                 fired = self._record(name)
                 if fired.next_ms != record.next_ms:
                     continue
-                # Its trigger fails, say: no member fires it either.
+                # The firing did nothing, because the trigger fails say; no member fires it either.
                 record = fired
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
@@ -611,12 +614,12 @@ class Book:
         return is_done
 
     def _fires_soon(self, record: StoredSchedule) -> bool:
-        """True if a member may be about to fire it; on SQLite a firing is one transaction."""
+        """True if a member may be firing it; never on SQLite, where that is one transaction."""
         begin_ms = record.begin_ms(is_local=self._is_local)
         if self._is_local or begin_ms is None or not record.is_plain:
             return False
         late_ms = self._clock.now_ms() - begin_ms
-        # A firing that is overdue for long happens as the change says, not as it was before.
+        # A firing that is long overdue may happen in the changed way.
         return -_SOON_MS <= late_ms <= _OVERDUE_MS
 
     # Details --------------------------------------------------------------------------------------
@@ -639,7 +642,7 @@ class Book:
     def _has_any(self) -> bool:
         """True if the queue ever had a schedule, and was not dropped."""
         register = self._home.register
-        # Another process may have made the first one just now.
+        # Reread the settings: another process may have made the first schedule just now.
         register.refresh(force=not register.settings.schedules_used)
         return register.settings.schedules_used
 
@@ -704,7 +707,7 @@ class Book:
 
 
 def fired_ahead(one: Schedule, now_ms: int) -> bool:
-    """True if a clock that was ahead has fired it: it waits until the clock gets there."""
+    """True if a clock that was ahead fired this schedule, which waits until time catches up."""
     if one.state == "paused" or one.previous is None:
         return False
     return epoch_ms(one.previous) > now_ms + AHEAD_MS
@@ -724,7 +727,7 @@ def unknown(said: str, name: str, known: Iterable[str]) -> UnknownSchedule:
     Args:
         said: The beginning of the sentence.
         name: The name.
-        known: The existing names, of which one may be meant.
+        known: The existing names, one of which may be suggested.
     """
     hint = names.hint(name, known, "")
     return UnknownSchedule(f"{said}; {hint}" if hint else f"{said}, or not any more.")

@@ -1,7 +1,7 @@
-"""The starts that triggers of APScheduler fill in themselves, when they are made without one.
+"""The starts that triggers of APScheduler fill in themselves, if they are made without a start.
 
-Each process that runs the same line of code makes a trigger with another such start. It counts as
-none: the schedule's own begin takes its place, so that all of them mean the same schedule.
+Processes that run the same line of code get triggers with different filled-in starts. The
+schedule's own begin replaces these starts, so that all processes mean the same schedule.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _JUST_NOW = timedelta(minutes=1)
-"""How long ago a trigger may have been made that is given to a schedule now."""
+"""A trigger that is given to a schedule was made no longer ago than this."""
 
 
 def begun_at(trigger: Any) -> Callable[[int], Any]:
-    """A function that makes a trigger as of a time, if it has no start of its own.
+    """A function that makes a trigger as of a time, if the trigger was given no start.
 
     Args:
         trigger: A new trigger of APScheduler; any other object is returned as it is.
@@ -30,7 +30,7 @@ def begun_at(trigger: Any) -> Callable[[int], Any]:
     Returns:
         A function of that time, epoch milliseconds.
     """
-    # Here, because it takes longer to import than all of shardq.
+    # Import here, because this takes longer than the import of all of shardq.
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
     from apscheduler.triggers.combining import AndTrigger, OrTrigger
     from apscheduler.triggers.interval import IntervalTrigger
@@ -52,7 +52,7 @@ def begun_at(trigger: Any) -> Callable[[int], Any]:
 
 
 def _is_filled_in(begun: datetime, now: datetime) -> bool:
-    """True if an interval begins when its trigger was made: just now, by a clock's microseconds."""
+    """True if an interval's start was filled in: it is just now, with a clock's microseconds."""
     age = now - begun
     return abs(age) < _JUST_NOW and (begun.microsecond != 0 or not age)
 

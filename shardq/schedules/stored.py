@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     from shardq.schedules.triggers.trigger import Fire
 
 FIRES_MAX = 100
-"""Most fire times of one firing; the next firing, which follows at once, has the others."""
+"""Most fire times of one firing; the next firing, which follows at once, has the rest."""
 TOGETHER_MS = 250
-"""Fire times this close to the first are fired with it."""
+"""Fire times this close to the first one of a firing are fired together with the first."""
 _MISSED_MAX = 1_000
-"""Most missed fire times that are visited; further ones are only counted."""
+"""Most missed fire times that are visited one by one; further ones are only counted."""
 _BACK_MS = 1_000
 _CACHED_CHARS_MAX = 2_000
 AHEAD_MS = 5_000
 """A job is put no longer than this before its fire time, if clocks are right."""
 LEAD_LOCAL_MS = 100
-"""On SQLite consumers notice writes of others within 13 ms."""
+"""How long before its fire time a schedule fires on SQLite, where consumers notice writes of others
+within 13 ms."""
 LEAD_MS = 1_500
-"""Longer than the look-ahead of remote consumers, so they deliver on the millisecond."""
+"""How long before its fire time a schedule fires on Cassandra: longer than consumers look ahead, so
+that they deliver on the millisecond."""
 
 
 class PlannedFiring(NamedTuple):
@@ -51,7 +53,7 @@ class PlannedFiring(NamedTuple):
 
     Attributes:
         time_ms: The fire time, epoch milliseconds, by the trigger, without jitter.
-        previous_ms: The fire time before, for which a job was put; None for the first.
+        previous_ms: The last earlier fire time for which a job was put; None for the first.
         at_ms: When its job is due.
         is_missed: True if the fire time was missed by a minute.
     """
@@ -86,20 +88,22 @@ class StoredSchedule(NamedTuple):
 
     Attributes:
         definition: The definition of the schedule.
-        next_ms: Its next fire time, epoch milliseconds; None: it is paused, or never fires again.
+        next_ms: Its next fire time, epoch milliseconds; None: the schedule is paused, or never
+            fires again.
         generation: Drawn anew at each creation, change, pause and resume.
         lanes: The number of lanes over which its jobs are spread.
         previous_ms: The last fire time for which a job was put; None before the first.
         fired: For how many fire times jobs were put.
         skipped: How many fire times its policies skipped.
-        last_key: The key of the last job, or of the next if it is decided to put that; None: its
-            end does not matter to the next.
-        aim_ms: As of when missed fire times are fired, epoch milliseconds; None: none is missed.
-        since_ms: The first fire time that was fired when fire times had last been missed.
-        spent: The first and last fire time that were fired by a clock which was ahead, and are
-            skipped when the clock comes to them; None: there are none.
-        error: Why its trigger failed last; None if it has not.
-        stored: The state as it is stored, by which a write knows that nothing has changed.
+        last_key: The key of the last job, or of the next job once its put is decided; None: the
+            next job does not depend on the last one's end.
+        aim_ms: The time as of which missed fire times are fired, epoch milliseconds; None: none is
+            missed.
+        since_ms: The first fire time that was fired after fire times had last been missed.
+        spent: The first and last of the fire times that a clock which was ahead has fired too
+            early, and that are not fired again; None: there are none.
+        error: The last error of its trigger; None if there is none.
+        stored: The state as it was read; a write is refused if the store has another state.
     """
 
     definition: ScheduleDefinition
@@ -121,8 +125,8 @@ class StoredSchedule(NamedTuple):
     def state(self) -> str:
         """The state as JSON: all but the definition and the next fire time.
 
-        No two calls return the same: a refused write must not look done because another member has
-        fired the same.
+        No two calls return the same text. Otherwise a refused write would look done if another
+        member has written the same firing.
         """
         return _encoder.encode(_State(*self[2:-1], nonce=secrets.token_hex(8))).decode()
 
@@ -169,12 +173,12 @@ class StoredSchedule(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True if its jobs are put whatever messages exist."""
+        """True if its jobs are put regardless of the messages that exist."""
         definition = self.definition
         return definition.job.key is None and definition.policies.overlap in ("allow", "queue")
 
     def lead_ms(self, *, is_local: bool) -> int:
-        """How long before its fire time it is fired.
+        """How long before a fire time the schedule is fired.
 
         0 if the firing depends on the messages that exist at the fire time.
         """
@@ -208,7 +212,7 @@ class StoredSchedule(NamedTuple):
         return self.definition.trigger.count(from_ms - 1, until_ms - 1, twice=twice, gap=gap)
 
     def aimed(self, after_ms: int) -> StoredSchedule:
-        """The same, with the first fire time after a time that has not fired yet as its next."""
+        """The record whose next fire time is the first unfired one after a time."""
         found = None if self.is_spent else self.after(after_ms)
         spent = self.spent
         if spent is not None and found is not None:
@@ -219,7 +223,7 @@ class StoredSchedule(NamedTuple):
         return self._replace(next_ms=None if found is None else found.at_ms, spent=spent)
 
     def changed(self, definition: ScheduleDefinition, now_ms: int) -> StoredSchedule:
-        """The record under another definition: its next fire time stays if its trigger does.
+        """The record under another definition; the next fire time stays if the trigger stays.
 
         A record that was fired by a clock which was ahead follows the clock from now on; its past
         firings do not fire again.
@@ -239,22 +243,22 @@ class StoredSchedule(NamedTuple):
     # Firing ---------------------------------------------------------------------------------------
 
     def is_missed(self, now_ms: int) -> bool:
-        """True if its next fire time was missed by a minute, and the record does not say so yet."""
+        """True if its next fire time was missed by a minute, and `aim_ms` is not set yet."""
         next_ms = self.next_ms
         return (
             next_ms is not None and self.aim_ms is None and self.at_ms(next_ms) < now_ms - MISSED_MS
         )
 
     def aimed_at(self, now_ms: int) -> StoredSchedule:
-        """The record by which missed fire times are fired as of now."""
+        """The record with `aim_ms` set to now, so that missed fire times are fired."""
         return self._replace(aim_ms=now_ms, since_ms=None)
 
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
         """The jobs of the next firing, and the record after it.
 
         Returns:
-            The fire times of the jobs to put, first ones first. At most `FIRES_MAX`; one if its job
-            depends on existing messages, as each such decision is stored.
+            The fire times of the jobs to put, first ones first. At most `FIRES_MAX`; only one if
+            its job depends on existing messages, because each such decision is stored.
 
         Raises:
             TriggerError: If a user's trigger fails.
@@ -272,7 +276,7 @@ class StoredSchedule(NamedTuple):
             if at_ms >= until_ms:
                 break
             if aim_ms is not None:
-                # No two are due at the same time, so a group has them in order.
+                # Give each job another due, so that a group has them in order.
                 at_ms = max(at_ms, aim_ms + len(firings))
             made = made.put_next(firings, at_ms)
         if aim_ms is None:
@@ -294,11 +298,11 @@ class StoredSchedule(NamedTuple):
         return self._replace(previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
 
     def without(self, firing: PlannedFiring, after: StoredSchedule) -> StoredSchedule:
-        """The record after its next firing if that one is skipped.
+        """The record after its next firing, if this firing is skipped.
 
         Args:
             firing: The firing.
-            after: The record after it if its job is put.
+            after: The record after the firing, if its job is put.
         """
         after = after._replace(
             fired=self.fired, skipped=after.skipped + 1, previous_ms=self.previous_ms
@@ -311,7 +315,7 @@ class StoredSchedule(NamedTuple):
     def make_up(
         self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int, count: int
     ) -> StoredSchedule:
-        """Skip missed fire times, or fire them, by the policy."""
+        """Skip or fire missed fire times, by the policy `missed`."""
         policies = self.definition.policies
         window_ms, made = policies.window_ms, self
         first_ms = aim_ms - window_ms if window_ms is not None else None
@@ -337,7 +341,7 @@ class StoredSchedule(NamedTuple):
         return made.put_next(firings, aim_ms + len(firings), is_missed=True)
 
     def leap(self, missed_ms: int, first_ms: int | None) -> StoredSchedule:
-        """Continue shortly before the fire times that are not missed, or that are of use again."""
+        """Skip to shortly before fire times that are not missed, or that the window covers."""
         policies = self.definition.policies
         from_ms = self.next_ms or 0
         if policies.missed == "all" and first_ms is not None:
@@ -369,7 +373,7 @@ class StoredSchedule(NamedTuple):
         return Row(
             layout.shard(firing.at_ms, lane),
             firing.at_ms,
-            # Born at its due: a purge takes the jobs that were due by then.
+            # The id's time is the due, so that a purge deletes the jobs that were due by then.
             ids.named(firing.at_ms * 1_000, f"{layout.queue}/{self.generation}/{name}"),
             job.body,
             headers,
@@ -381,7 +385,7 @@ class StoredSchedule(NamedTuple):
 
 
 def _definition(text: str, whose: str) -> ScheduleDefinition:
-    """A definition, which is read with each firing and seldom changes."""
+    """A definition from its JSON, cached: it is read with each firing and seldom changes."""
     return (
         _cached(text, whose)
         if len(text) <= _CACHED_CHARS_MAX

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _NEWS = BUCKETS
-"""The partition after the buckets: bucket -> a number, drawn anew before each command."""
+"""The partition after those of the buckets. It holds a number for each bucket, drawn anew before
+each command."""
 _NUMBER_BITS = 62
 _ENDED = -1
 """The stored next fire time of a schedule that never fires again."""
@@ -49,7 +50,7 @@ class ScheduleWrite(NamedTuple):
 
 
 class ScheduleTable:
-    """The records of one queue's schedules; a queue that is made anew under its name has its own.
+    """The records of one queue's schedules; a later queue of the same name has others.
 
     Args:
         register: The queue's record.
@@ -70,7 +71,8 @@ class ScheduleTable:
 
         Args:
             asked: The names.
-            damaged: Receives a sentence for each damaged record; None: the first one raises.
+            damaged: Receives a sentence for each damaged record; None: the first damaged record
+                raises.
 
         Raises:
             StoreCorrupt: If one is damaged.
@@ -88,7 +90,7 @@ class ScheduleTable:
         return self._read(dict(sorted(found.items())), damaged)
 
     def names(self, *, ended: bool = False) -> list[str]:
-        """The names of all schedules, even damaged ones; with `ended` also of ended ones.
+        """The names of all schedules, even damaged ones; with `ended` also of ended schedules.
 
         A schedule that has ended keeps its record if code has declared it.
         """
@@ -97,7 +99,7 @@ class ScheduleTable:
     def times(self, *, ended: bool = False) -> dict[str, int | None]:
         """The name of each schedule, even if damaged -> its next fire time, epoch milliseconds.
 
-        With `ended` also of ended ones, whose time means nothing.
+        With `ended` also for ended schedules, whose time means nothing.
         """
         return {
             name: next_ms
@@ -112,7 +114,7 @@ class ScheduleTable:
         return {name: None if next_ms == _ENDED else next_ms for name, next_ms in nexts.items()}
 
     def write(self, writes: Sequence[ScheduleWrite]) -> set[str]:
-        """Write records that are as they were read; returns the names of the others.
+        """Write each record that has not changed since it was read; returns the other names.
 
         Raises:
             StoreTimeout: Some may be written; reread them.
@@ -134,7 +136,7 @@ class ScheduleTable:
     def announce(self, name: str) -> None:
         """Let all members reread a schedule's bucket: call this before a command writes it.
 
-        A process that dies between the two costs the members a read.
+        If a process dies between the announcement and the write, each member rereads for nothing.
         """
         number = secrets.randbits(_NUMBER_BITS)
         note = {str(bucket_of(name)): ScheduleRecord("", "", number)}

@@ -34,13 +34,13 @@ _OPEN_S = 1.0
 _LOOK_S = 1.0
 _LOOK_LOCAL_S = 0.25
 _RANK_MS, _RANK_LOCAL_MS = 3_000, 500
-"""The member that ranks next fires schedules that are so late."""
+"""The member that ranks next fires schedules that are this late; on SQLite the second number."""
 _AGAIN_US = 5_000_000
 """After this time a thread that could not be started is tried again."""
 _HANGS_US = 10_000_000
 """A trigger that takes longer is reported as hanging."""
 _TURN_MAX = 1_000
-"""Most schedules of one turn; fewer if their records are outdated by the time they are planned."""
+"""Most schedules of one turn; fewer if planning takes so long that the records are outdated."""
 _LEAST_S = 1.0
 _BUCKETS = range(BUCKETS)
 
@@ -87,10 +87,10 @@ class Firer:
     # Its thread -----------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Step in a thread of its own until `stop`, once the queue has schedules: most have none.
+        """Step in a thread until `stop`, once the queue has schedules; most queues have none.
 
-        To be called with each turn of the consumer. A thread that cannot be started, or that a
-        fault has ended, is tried again.
+        The consumer calls this in each turn, so a thread that could not be started, or that an
+        error has ended, is started again later.
         """
         if self._is_stopping or not self._register.settings.schedules_used:
             return
@@ -153,7 +153,7 @@ class Firer:
         if thread is not None and thread.ident is not None:
             with self._idle:
                 self._idle.notify()
-            # A trigger that has not returned so far may never do so.
+            # Wait only briefly for a trigger that runs: it may never return.
             thread.join(seconds if self._asked is None else min(seconds, _LEAST_S))
 
     def _run(self) -> None:
@@ -197,7 +197,7 @@ class Firer:
                 if due:
                     when = self._firing.fire(due)
             finally:
-                # Also after an error of any kind: no name may be forgotten.
+                # Do this even after an error, so that no schedule is forgotten.
                 for name, when_ms in when.items():
                     self._upcoming.put(name, when_ms)
             is_whole = len(due) < self._turn

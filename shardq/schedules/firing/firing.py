@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SWEPT_MS = 5_000
-"""A job that is less late is found by a sweep within 2.5 s, which may have delivered it by now."""
+"""A job that is less late than this needs no help: a sweep finds it within 2.5 s, and may have
+delivered it by now."""
 _FRESH_US = 500_000
-"""Jobs are written no later than this after the fresh read: a command may follow it."""
+"""Jobs are written no later than this after the fresh read, because a command may change the record
+after that."""
 _AGAIN_MS = 10_000
 """A trigger that has failed, or a record that is damaged, is tried again after this time."""
 _HELD = "1h"
-"""The key of a run is held this long after its end: longer than a firing can be repeated."""
+"""A run's key is held this long after its end, longer than a firing can be repeated."""
 
 
 class _Fired(NamedTuple):
@@ -58,7 +60,7 @@ class _Fired(NamedTuple):
     Attributes:
         name: The schedule's name.
         before: The record as it was read.
-        after: The record after it.
+        after: The record after the firing.
         rows: The rows of its jobs, for a plain schedule.
     """
 
@@ -74,7 +76,8 @@ class ScheduleFiring:
     Args:
         home: The queue's home.
         on_put: Called with the first and the last due of the jobs put, epoch milliseconds.
-        on_ask: Called with the name of a schedule before its trigger is asked, and with None after.
+        on_ask: Called with the name of a schedule before its trigger is asked, and with None
+            afterwards.
 
     Attributes:
         was_slow: True if the last call took so long to plan that the records were outdated: it has
@@ -127,7 +130,7 @@ class ScheduleFiring:
         ready = self._ready(due, now_ms)
         planned = [self._guarded(one, self._plan, when) for one in ready if one.is_plain]
         self.was_slow = self._clock.boot_us() - read_us > _FRESH_US
-        # One alone cannot be planned any faster.
+        # A single schedule is written even if it was slow: it cannot be planned any faster.
         if self._is_local or not self.was_slow or len(names) == 1:
             self._write([one for one in planned if one is not None], when)
         for record in ready:
@@ -137,7 +140,7 @@ class ScheduleFiring:
         return when
 
     def _ready(self, due: Sequence[StoredSchedule], now_ms: int) -> list[StoredSchedule]:
-        """The schedules that can be fired as stored; writes the others, so that they can later."""
+        """The schedules that can be fired as stored; the others' `aim` is written first."""
         lanes = self._register.settings.lanes_agreed
         begun = self._begun([one for one in due if one.lanes != lanes or one.is_missed(now_ms)])
         ready: list[StoredSchedule] = []
@@ -173,7 +176,7 @@ class ScheduleFiring:
         work: Callable[[StoredSchedule], _Fired | None],
         when: dict[str, int | None],
     ) -> _Fired | None:
-        """Do a step of a firing; None: it failed, which the record reports until it succeeds."""
+        """Do a step of a firing; None if it failed: the record keeps the error until a success."""
         name = record.definition.name
         try:
             return work(record)
@@ -188,7 +191,7 @@ class ScheduleFiring:
             return None
 
     def _fire(self, record: StoredSchedule) -> tuple[list[PlannedFiring], StoredSchedule]:
-        """The jobs of the next firing, and the record after it; a user's trigger may hang."""
+        """The next firing's jobs, and the record after it. A user's trigger may never return."""
         if self._on_ask is None:
             return record.fire()
         self._on_ask(record.definition.name)
@@ -202,7 +205,8 @@ class ScheduleFiring:
         firings, after = self._fire(record)
         layout, now_ms = self._register.layout, self._clock.now_ms()
         if self._is_local:
-            # Nobody repeats a transaction, so late jobs may be due from now on.
+            # No other member repeats a transaction, so the dues of late jobs may depend on the
+            # present time.
             firings = [
                 one._replace(at_ms=max(one.at_ms, now_ms + place))
                 for place, one in enumerate(firings)
@@ -213,7 +217,7 @@ class ScheduleFiring:
         return _Fired(record.definition.name, record, after, tuple(rows))
 
     def _headers(self, record: StoredSchedule, firing: PlannedFiring) -> str:
-        """The headers of a firing's job; only a repeat's trace differs."""
+        """The headers of a firing's job, the same in each repeat except for the trace."""
         headers, traces = headers_of(record, firing), self._home.traces
         if traces is not None:
             name = id_of(record.definition.name, firing.time_ms)
@@ -252,7 +256,8 @@ class ScheduleFiring:
         for one in refused:
             now, before = found.get(one.name), one.before
             if now is not None and now.generation != before.generation:
-                # The changed schedule fires what is still in the future of its record.
+                # The changed schedule fires times from its next one on by itself, so these jobs are
+                # unwanted.
                 is_ahead = now.next_ms is not None and (before.next_ms or 0) >= now.next_ms
                 unwanted += one.rows if is_ahead else ()
         if unwanted:
@@ -270,7 +275,7 @@ class ScheduleFiring:
                 self._on_put(due_ms)
 
     def _to_now(self, rows: Sequence[Row]) -> None:
-        """Move rows that were written late to now; a row of a group stays, and a note names it."""
+        """Move rows that were written late to now. A row of a group stays, and gets a note."""
         settler = self._home.settler
         late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
         settler.tell([row for row in late if row.group is not None])
@@ -284,8 +289,9 @@ class ScheduleFiring:
     def _put_next(self, record: StoredSchedule) -> _Fired | None:
         """Put the next job unless an existing message forbids it; None: the record has changed.
 
-        If the end of the last run matters, the record says first that the next one is put: then all
-        members put it. A repeat meets its own message under its key, and changes nothing.
+        If the end of the last run matters, the decision to put the next job is first stored in the
+        record, so that all members put it. A repeat meets its own message under its key, and
+        changes nothing.
         """
         name = record.definition.name
         firings, after = self._fire(record)
@@ -300,7 +306,7 @@ class ScheduleFiring:
         else:
             decided = record._replace(last_key=key)
             self._stored.write([ScheduleWrite(name, record, decided)])
-        # A command may have changed it while others were put, or another member has decided.
+        # Reread the record: a command may have changed it meanwhile, or another member has decided.
         found = self._stored.read([name], {}).get(name)
         if found is None or found != decided._replace(stored=found.stored):
             return None
@@ -309,7 +315,7 @@ class ScheduleFiring:
         return _Fired(name, found, after._replace(last_key=last_key))
 
     def _is_in_the_way(self, overlap: str, last_key: str) -> bool:
-        """True if the last run still exists, so that the next is skipped; or cancels that run."""
+        """True if the last run exists, so that the next is skipped; or cancels the last run."""
         last = self._keyed.get(last_key) if overlap in ("skip", "cancel") else None
         if last is None or last.state == "dead":
             return False

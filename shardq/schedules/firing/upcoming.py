@@ -4,9 +4,9 @@
  announced? ─► the bucket's nexts are reread ─► heap of (when, name) ─► due names ─► fresh reads
 ```
 
-The heaps only tell when to look: a firing begins with a fresh read of the record. The member that
-ranks first for a bucket looks in time; the next ones look later, one after the other, and find that
-it has fired, or fire in its place.
+The heaps only hold when to look: a firing begins with a fresh read of the record. The member that
+ranks first for a bucket looks in time. The members after it look later, one after the other, and
+find that it has fired, or fire in its place.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 NEVER_MS = 1 << 62
 _RANKS = 10
 _REREADS_US = (0, 1_000_000, 4_000_000, 10_000_000)
-"""When a bucket is reread after an announcement: its command writes the record meanwhile, or
-announces it once more."""
+"""How long after an announcement a bucket is reread: meanwhile the command writes the record, or
+announces it again."""
 _WHOLE_US = 300_000_000
-"""Each bucket is reread so often: a process may die between a slow write and its announcement."""
+"""How often each bucket is reread in any case: a process may die between a slow write and its
+second announcement."""
 
 
 class Upcoming:
@@ -37,7 +38,7 @@ class Upcoming:
     Args:
         lead_ms: The longest time before its fire time at which a schedule is fired.
         every_us: How often announcements are read.
-        rank_ms: The member that ranks next fires schedules that are so late.
+        rank_ms: The member that ranks next fires schedules that are this late.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Upcoming:
                 rereads_us[:] = [now_us + after_us for after_us in _REREADS_US]
             if rereads_us[0] <= now_us:
                 self._reread(bucket)
-                # One that was announced while the others were read is reread by the next look.
+                # A bucket that was announced during these reads is reread by the next look.
                 left_us = [at_us for at_us in rereads_us if at_us > now_us]
                 rereads_us[:] = left_us or [now_us + _WHOLE_US]
         self._announced = announced

@@ -13,7 +13,7 @@ _MONTHS_MAX = 12 * 100
 _DAYS_MAX = 366 * 100
 _YEAR_MAX = 9_800
 _STEPS_MAX = 20_000
-"""A hundred years in months, and as many steps to a month that has the day as there can be."""
+"""Most steps to a month that has the day; enough for any rule of up to a hundred years."""
 
 
 class CalendarInterval(Struct, frozen=True, tag="calendar", omit_defaults=True):
@@ -27,7 +27,7 @@ class CalendarInterval(Struct, frozen=True, tag="calendar", omit_defaults=True):
         days: 0 to 36,600; one of the two is more than 0.
         time: The time of day, in whole seconds, `09:00:00`.
         start: The first date, `2027-01-31`.
-        end: The last date; None without.
+        end: The last date; None: no end.
     """
 
     months: int
@@ -85,7 +85,7 @@ class CalendarInterval(Struct, frozen=True, tag="calendar", omit_defaults=True):
             rounds = max(0, -(-(least - at).days // self.days))
             return at + timedelta(rounds * self.days)
         if self.days == 0:
-            # The last step that can be early enough; its month may lack the day.
+            # Begin with the last step that can be early enough; its month may lack the day.
             passed = (least.year - at.year) * 12 + least.month - at.month
             rounds = max(0, passed // self.months)
             if (found := _first_with(at, rounds, self.months)) is None or found >= least:
@@ -107,7 +107,7 @@ class CalendarInterval(Struct, frozen=True, tag="calendar", omit_defaults=True):
 
 
 def _first_with(start: date, rounds: int, months: int) -> date | None:
-    """The first date this many rounds of months or more after another that its month has.
+    """The first date that exists in its month, this many rounds of months or more after a start.
 
     None after the year 9999.
     """

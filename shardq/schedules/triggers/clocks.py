@@ -33,12 +33,14 @@ _MILLISECOND = timedelta(milliseconds=1)
 _DAY_MS = 86_400_000
 _CHUNK_MS = 365 * _DAY_MS
 _MARGIN_MS = 2 * _DAY_MS
-"""A change this near to a chunk is found with it; no zone's clock was ever set by more than a day.
+"""Chunks are searched for clock changes this far beyond their ends; no clock was ever set by more
+than a day.
 
-Nor, since 1970, twice within four days (tzdata 2026)."""
+Since 1970 no clock was set twice within four days either (tzdata 2026).
+"""
 _CHUNKS_KEPT = 2_048
 _STRETCHES_MAX = 1_000
-"""The number of stretches that are searched for a fire time: at least 200 years of them."""
+"""The number of stretches that are searched for a fire time; they cover at least 200 years."""
 
 Walls: TypeAlias = Cron | CalendarInterval
 """Local times at which a schedule fires, whatever the zone: a frozen value."""
@@ -59,7 +61,7 @@ class Local(Struct, frozen=True, tag="local"):
         zone_of(self.zone)
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
-        """Find the next time as `next_fire` does; by default an hourly one fires in both hours."""
+        """The next fire time, by `next_fire`; an hourly rule fires in both of two equal hours."""
         twice = self._twice(twice)
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 
@@ -72,7 +74,7 @@ class Local(Struct, frozen=True, tag="local"):
             end_ms = min(stretch.end_ms, until_ms + 1)
             window, *shifted = _windows(stretch, chosen, gap)
             for one in shifted:
-                # A shifted time may meet another there, and both are one.
+                # A shifted time may coincide with another fire time; then both count as one.
                 shifted_ms = min(one.end_ms, end_ms)
                 while (fire := self.after(from_ms - 1, twice=twice, gap=gap)) is not None:
                     if fire.at_ms >= shifted_ms:
@@ -102,8 +104,8 @@ class OffsetStretch(NamedTuple):
         start_ms: Epoch milliseconds, UTC.
         end_ms: Epoch milliseconds, UTC.
         offset_ms: Local time less UTC.
-        before_ms: The offset before it.
-        after_ms: The offset after it.
+        before_ms: The offset before the stretch.
+        after_ms: The offset after the stretch.
     """
 
     start_ms: int
@@ -156,8 +158,8 @@ class ClockChange(NamedTuple):
 
     Attributes:
         at_ms: Epoch milliseconds, UTC.
-        before_ms: Local time less UTC before it.
-        after_ms: The same from it on: more if clocks go forward.
+        before_ms: Local time less UTC before the change.
+        after_ms: Local time less UTC from then on: more if clocks go forward.
     """
 
     at_ms: int
@@ -179,7 +181,8 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
     """The first instant after another at which a zone's clock shows one of the local times.
 
     With `shift`, a local time that does not exist fires as long after the gap's start as if the
-    clock had not been changed; if another fires at that moment anyway, they are one.
+    clock had not been changed; if another local time fires at that instant anyway, both count as
+    one.
 
     Args:
         walls: The local times.
@@ -204,7 +207,8 @@ def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: G
                 found.append(Fire(at_ms, _why(stretch, window, at_ms)))
         if found:
             return min(found, key=lambda fire: fire.at_ms)
-        # Years may pass without a fire time: begin again shortly before the next.
+        # No fire time in these stretches: continue shortly before the next one, which may be years
+        # away.
         least_ms = min(stretch.offset_ms, stretch.after_ms)
         wall_ms = walls.first_from(stretch.end_ms + least_ms)
         if wall_ms is None:
@@ -268,7 +272,7 @@ def _changes(zone: tzinfo, chunk: int) -> tuple[ClockChange, ...]:
     end_ms = min(LATEST_MS - _DAY_MS, (chunk + 1) * _CHUNK_MS + _MARGIN_MS)
     found = []
     old_ms = _offset_ms(zone, start_ms)
-    # A day at a time: none has two changes.
+    # Search day by day: no day has two changes.
     for day_ms in range(start_ms + _DAY_MS, end_ms + 1, _DAY_MS):
         new_ms = _offset_ms(zone, day_ms)
         if new_ms != old_ms:

@@ -131,7 +131,7 @@ class Field(NamedTuple):
         high = self.high if first is None else self._number(last or first)
         step = int(given_step or 1)
         if last == "sun" and low:
-            # As the end of a range Sunday is the last day of a week: `fri-sun`.
+            # At the end of a range, Sunday is the last day of the week: `fri-sun`.
             high = self.high
         if low > high:
             raise ValueError(f"a range begins with the smaller value, unlike {item}")
@@ -195,7 +195,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
                 content.
         """
         given = _fields_of(text)
-        _ways_of(text)  # An error quotes the text as it was given.
+        _ways_of(text)  # Check the text as given, because an error quotes it.
         given[-3] = given[-3].upper()
         return cls(" ".join(given))
 
@@ -249,7 +249,7 @@ class Cron(Struct, frozen=True, tag="cron", omit_defaults=True):
 
     def _before(self, time_ms: int) -> int:
         """The number of fitting times of a day before a time, milliseconds from midnight."""
-        # Several sets of fields differ only in their days.
+        # Any of the sets will do: they differ only in their days.
         hours, minutes, seconds = _times_of_day(self._ways[0])
         minute, second = divmod(-(-time_ms // _SECOND_MS), 60)
         hour, minute = divmod(minute, 60)
@@ -296,7 +296,7 @@ def _evaluator(fields: Fields, block: int) -> Any:
     cached: making one takes ten times as long as asking it, and each firing reads its schedule
     anew.
     """
-    # Here, because it takes longer to import than all of shardq.
+    # Import here, because this takes longer than the import of all of shardq.
     from apscheduler.triggers.cron import CronTrigger
 
     end = datetime(min((block + 2) * _BLOCK_YEARS, 9_999), 1, 1, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """Triggers of classes that users have written, for APScheduler.
 
-Such a trigger is stored as its class's name and its state, and made anew from them for each
-question, so that no question changes the answer to the next.
+Such a trigger is stored as its class's name and its state. It is made anew from them for each
+question, because a question may change the trigger.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Foreign(Struct, frozen=True, tag="class"):
         return made
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
-        """The next time after an instant, by the trigger made anew of its state.
+        """The next fire time after an instant, by the trigger made anew from its state.
 
         Raises:
             TriggerError: If it cannot be made or fails, or returns anything but an aware datetime
@@ -87,10 +87,10 @@ class Foreign(Struct, frozen=True, tag="class"):
     def asked(self, trigger: Any, after_ms: int) -> Fire | None:
         """The next time after an instant, by a trigger of this class.
 
-        The instant is given as its last fire time, and a microsecond later as now. Triggers that
-        count from their last time and triggers that look ahead from now both answer with a later
-        time. A trigger that fires once knows no time after another: it is asked again as if it had
-        not fired yet.
+        The trigger gets the instant as its last fire time, and a microsecond later as now. Triggers
+        that count from their last time and triggers that look ahead from now both answer with a
+        later time. A trigger that fires once knows no time after another: it is asked again as if
+        it had not fired yet.
 
         Raises:
             TriggerError: As `after`.
@@ -100,7 +100,7 @@ class Foreign(Struct, frozen=True, tag="class"):
         at_ms = self._next(trigger, last, now)
         if at_ms is None:
             at_ms = self._next(trigger, None, now)
-            # A time that depends on the time of the question would recur endlessly.
+            # Refuse a time that depends on the time of the question: it would recur endlessly.
             if at_ms is None or at_ms <= after_ms or at_ms != self._next(trigger, None, last):
                 return None
         if at_ms <= after_ms:

@@ -25,7 +25,7 @@ PARTS_MAX = 100
 DEPTH_MAX = 10
 """The depth to which triggers may be combined."""
 _MEETINGS_MAX = 2_000
-"""The steps in which the parts of an `AllOf` must have met; intervals may never meet."""
+"""Most steps to the next time that all parts of an `AllOf` share; intervals may never share one."""
 
 
 class Every(Struct, frozen=True, tag="every"):
@@ -152,7 +152,7 @@ class AllOf(Combined, frozen=True, tag="all"):
         """The first fire time that the parts share.
 
         Raises:
-            TriggerError: If they have not met within `_MEETINGS_MAX` steps.
+            TriggerError: If none is found within `_MEETINGS_MAX` steps.
         """
         begin_ms = after_ms
         for _ in range(_MEETINGS_MAX):

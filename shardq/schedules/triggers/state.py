@@ -49,12 +49,12 @@ def decoded(held: Any, kind: Any) -> Any:
 
 
 def class_of(kind: str) -> Any:
-    """The class of triggers of a name, `module:Class`.
+    """The class of triggers that a name stands for, `module:Class`.
 
     Raises:
         TriggerError: If its module is not imported here, or it has no such class.
     """
-    # Here, because it takes longer to import than all of shardq.
+    # Import here, because this takes longer than the import of all of shardq.
     from apscheduler.triggers.base import BaseTrigger
 
     module, _, path = kind.partition(":")
@@ -102,8 +102,8 @@ class _Kind(NamedTuple):
 
     Attributes:
         type_: Its class.
-        encode: Makes known types of it.
-        decode: Makes it of these again.
+        encode: Makes values of known types from such a value.
+        decode: Makes the value from them again.
     """
 
     type_: type
@@ -113,8 +113,8 @@ class _Kind(NamedTuple):
 
 @cache
 def _kinds() -> dict[str, _Kind]:
-    """The types by name; a datetime is a date too, so it is first."""
-    # Here, because they take longer to import than all of shardq.
+    """The types by name; datetime stands before date, because a datetime is a date too."""
+    # Import here, because these take longer than the import of all of shardq.
     from apscheduler.triggers.base import BaseTrigger
     from apscheduler.triggers.cron.fields import BaseField
 

@@ -56,7 +56,7 @@ class Trigger:
         Args:
             interval: One second or more.
             start: The first fire time; None: one interval from now.
-            end: Nothing fires after it.
+            end: Nothing fires after this time.
             at_start: True to fire first now; instead of a start.
             now_ms: Epoch milliseconds.
 
@@ -87,11 +87,11 @@ class Trigger:
             text: Five fields as cron(8) reads them, six with seconds first, or a macro, `@hourly`
                 say.
             tz: The zone, `Europe/Berlin` or an object.
-            start: Nothing fires before it.
-            end: Nothing fires after it.
+            start: Nothing fires before this time.
+            end: Nothing fires after this time.
 
         Raises:
-            UsageError: If the text, the zone or a time cannot be read; it names the field.
+            UsageError: If the text, the zone or a time cannot be read; the error names the field.
         """
         rule = Local(Cron.of(text), zone_name(zone_of(tz)))
         return cls(_bounded(rule, _bound_ms(start, "start"), _bound_ms(end, "end")))
@@ -114,9 +114,9 @@ class Trigger:
         Args:
             trigger: A trigger of a subclass of `BaseTrigger`, without jitter.
             tz: The zone of the wall clock; None: the trigger's own zone.
-            start: Nothing fires before it.
-            end: Nothing fires after it.
-            now_ms: Epoch milliseconds: an interval without a start is counted from here.
+            start: Nothing fires before this time.
+            end: Nothing fires after this time.
+            now_ms: Epoch milliseconds; an interval without a start begins then.
 
         Raises:
             UsageError: If it cannot be stored.
@@ -167,7 +167,7 @@ class Trigger:
         """The given start and end, epoch milliseconds; None if not given.
 
         Args:
-            made_ms: When it was made: an interval that began then was given no start.
+            made_ms: When the trigger was made; an interval that began then was given no start.
         """
         rule, start_ms, end_ms = self._unbounded, None, None
         if isinstance(self._rule, Bounded):
@@ -177,7 +177,7 @@ class Trigger:
         return start_ms, end_ms
 
     def within(self, start_ms: int | None, end_ms: int | None, made_ms: int) -> Trigger:
-        """The same with another start and end; an interval without a start began at `made_ms`."""
+        """The trigger with a new start and end; an interval without a start began at `made_ms`."""
         rule = self._unbounded
         if isinstance(rule, Every):
             first_ms = made_ms if rule.first_ms == made_ms else made_ms + rule.every_ms
@@ -221,8 +221,8 @@ class Trigger:
             twice: The instants at which a repeated local time fires. None: both for a cron whose
                 minutes or hours begin with `*`, the first for any other.
             gap: `shift`: a local time that does not exist fires as long after the start of the gap
-                as if no clock had been changed; once if another fires then anyway. `skip`: it does
-                not fire.
+                as if no clock had been changed; if another time fires then anyway, both fire once.
+                `skip`: the time does not fire.
 
         Returns:
             None if it never fires again, or not for fifty years.
@@ -256,8 +256,8 @@ class Trigger:
     ) -> int:
         """The number of fire times after an instant, to another, inclusive.
 
-        A trigger of a user's class, or of several parts, is asked for each, so `COUNTED_MAX` is the
-        most. A cron takes some 0.1 ms for each day that fits.
+        A trigger of a user's class, or of several parts, is asked for each fire time, so at most
+        `COUNTED_MAX` are counted. A cron takes some 0.1 ms for each day that fits.
         """
         rule = self._unbounded
         if isinstance(self._rule, Bounded):
@@ -279,7 +279,8 @@ class Trigger:
             now_ms: Epoch milliseconds.
 
         Raises:
-            TriggerError: If its end is before its start, all its times are past, or it has none.
+            TriggerError: If its end is before its start, all its fire times are past, or it has no
+                fire times.
         """
         _check_bounds(self._rule)
         if self.after(now_ms) is not None:
@@ -339,7 +340,7 @@ def _check_bounds(rule: Rule) -> None:
 
 
 def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int) -> Rule:
-    # Here, because it takes longer to import than all of shardq.
+    # Import here, because this takes longer than the import of all of shardq.
     from apscheduler.triggers.base import BaseTrigger
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
     from apscheduler.triggers.combining import AndTrigger, OrTrigger

@@ -10,7 +10,7 @@ from shardq.errors import BadSetting, shown
 from shardq.model.times import due_ms, moment_of
 
 _NEAR = 0.8
-"""The similarity from which one name is taken for another; `PST` is not `MST`."""
+"""A name this similar to a zone's is taken for a misspelling; `PST` is not `MST`."""
 _OFFSET = re.compile(r"(?:UTC|GMT)? ?([+-])(\d{1,2})(?::?(\d\d))?\Z", re.ASCII | re.IGNORECASE)
 _ABBREVIATION = re.compile(r"[A-Z]{2,4}\Z")
 _SIGNED = re.compile(r"[+-]\d")
@@ -104,7 +104,8 @@ def _hint(name: str) -> str:
         if _fixed(fixed := f"{sign}{hours:0>2}:{minutes}") is not None:
             return f"did you mean {fixed!r}?"
     if _ABBREVIATION.match(name) or _SIGNED.search(name):
-        # A similar name may be elsewhere: CEST is not EST, and Etc/GMT+2 is two hours behind.
+        # Suggest no similar name, which may be another zone: CEST is not EST, and Etc/GMT+2 is two
+        # hours behind.
         return _EXAMPLES
     zones = sorted(
         zone
