@@ -49,7 +49,7 @@ _NEAR_MS = 3_600_000
 LOOKS = 3
 """How many looks in a row must find a message out of place in the same way."""
 LOOKS_MAX = 8
-"""Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
+"""Enough looks: ends and puts are recorded once, so that a message's misfit changes rarely."""
 PAUSE_S = 1.0
 """Seconds from one look to the next."""
 _SLACK_MS = 60_000
@@ -225,7 +225,7 @@ class Span(NamedTuple):
         since_ms: The start.
         until_ms: The end, exclusive.
         whole_ms: Since when the history is complete.
-        ahead_ms: Entries up to this much later are audited too: producers' clocks differ.
+        ahead_ms: Entries this much after `until_ms` are audited too: producers' clocks differ.
     """
 
     since_ms: int
@@ -266,7 +266,7 @@ def span_audited(
 
 @dataclass(slots=True)
 class _Suspect:
-    """A message that did not fit at the last look: its kind, and how often in a row."""
+    """A message that did not fit at the last look: its misfit, and at how many looks in a row."""
 
     kind: MisfitKind
     looks: int = 1
@@ -358,10 +358,10 @@ class Auditor:
         return self._since_us <= ids.birth_us(row_id) < self._until_us
 
     def _judge(self, mark: Mark, is_claim: bool | None) -> None:
-        """Count a message that fits; note one that does not as a suspect.
+        """Count a message that fits; note a message that does not fit as a suspect.
 
         Args:
-            is_claim: True if its row is a claim; None without a row.
+            is_claim: True if the message's row is a claim; None without a row.
         """
         is_put = mark.checked().due_ms is not None
         kind = kind_of(is_put=is_put, fate=mark.fate, is_there=is_claim is not None)
@@ -423,7 +423,7 @@ class Auditor:
             if entry in there or entry in known:
                 self._judge(mark._replace(name=mark.name or names.get(entry)), there.get(entry))
             else:
-                # Neither exists any more: the record in the ledger has outlived its retention.
+                # Row and record are gone: the record in the ledger has expired.
                 del self._suspects[entry]
 
     def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
@@ -437,11 +437,11 @@ class Auditor:
     # Rows -----------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[list[Row]]:
-        """All rows, and then the near ones once more.
+        """All rows, and then those due soon once more.
 
         A message that moves meanwhile moves to now or later. If it moves to a place that was
-        already read, the second reading of near rows finds it, unless it moves far: then the next
-        look does.
+        already read, the second reading finds it, unless it is due far ahead. Then the next look
+        finds it.
         """
         layout = self._register.layout
         first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
@@ -455,11 +455,11 @@ class Auditor:
 
 
 def kind_of(*, is_put: bool, fate: str | None, is_there: bool) -> MisfitKind | None:
-    """How a message does not fit; None if it fits.
+    """The way in which a message does not fit; None if it fits.
 
     Args:
         is_put: True if its put is recorded.
-        fate: Its end in the ledger; None if none is recorded.
+        fate: Its end in the ledger; None if no end is recorded.
         is_there: True if it has a row.
     """
     if fate is not None and is_there:
@@ -477,7 +477,7 @@ def names_of(
     """The names under which a `Balance` counts a message.
 
     Args:
-        kind: How it does not fit; None if it fits.
+        kind: The way in which the message does not fit; None if it fits.
         is_put: True if its put is recorded.
         fate: Its end in the ledger; None if none is recorded.
         is_purged: True if a purge has reached it. A row is deleted when it comes due.

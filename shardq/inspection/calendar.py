@@ -44,11 +44,11 @@ _FAR_MS = 1 << 52
 _FORECAST_MS_MAX = 86_400_000
 _PAGE = 1_000
 FIRINGS_MAX = 1_000_000
-"""At most this many firings are counted: in seconds, or in two minutes if each has its own cron."""
+"""The most firings to count, which takes seconds, or two minutes if each has its own cron."""
 
 Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
 """(after, until), epoch milliseconds -> (due, how many) of the firings that have no rows yet: due
-later than `after` and no later than `until`, roughly in this order."""
+later than `after` and no later than `until`, roughly by due."""
 
 
 def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:
@@ -132,11 +132,11 @@ def forecast(
 
     Args:
         store: The store.
-        clock: Its clock.
+        clock: The store's clock.
         register: The queue's record, read just now.
         horizon_ms: The horizon.
         stored: The totals of the queue.
-        firings: The firings of its schedules.
+        firings: Returns the firings of the queue's schedules.
     """
     now_ms, layout = clock.now_ms(), register.layout
     minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
@@ -209,7 +209,7 @@ class CalendarCounter:
 
     @property
     def _is_coarse(self) -> bool:
-        """True if the queue's minutes do not lie within those of 60 s."""
+        """True if a minute of the queue may belong to two minutes of 60 s."""
         return MINUTE_MS % self._register.layout.minute_ms > 0
 
     def rows(
@@ -227,7 +227,7 @@ class CalendarCounter:
             at_ms: Now, epoch milliseconds.
             until_ms: The end, exclusive.
             stored: The totals of the queue.
-            is_fine: True for the dues themselves; else a due may be any in its minute.
+            is_fine: True for exact dues; else a due stands for its whole minute.
             has_claims: True to count messages in flight by the end of their claims.
         """
         if is_fine or may_be_doomed(self._register, stored):

@@ -34,17 +34,18 @@ class Check:
     Attributes:
         shards: Partitions with rows.
         rows: Rows in them.
-        moved: Rows behind a seal, which no poll would have read again: moved to now. The minute of
-            a message with a group is listed for the owner of its lane.
-        purged: Rows that a purge had reached before their due: deleted.
-        expired: Rows of messages that were too old to be delivered: deleted.
-        dropped: Rows of messages that have ended by the ledger: deleted.
-        mended: By how many messages the totals were too low, or, below 0, too high: corrected.
-        is_proven: True if no process put or settled messages meanwhile; else the totals may still
+        moved: Rows behind a seal, which no poll would have read again, and that were moved to now.
+            A message with a group stays, and its minute is listed for the owner of its lane.
+        purged: Deleted rows of messages that a purge had reached before their due.
+        expired: Deleted rows of messages that were too old to be delivered.
+        dropped: Deleted rows of messages that had already ended by the ledger.
+        mended: The number of messages by which the totals were too low, or, below 0, too high. The
+            totals are corrected by this.
+        is_proven: True if no process put or settled messages meanwhile. Else the totals may still
             be off by a few, until a consumer counts again at rest.
-        damaged: A sentence for each unreadable row of totals: deleted, and `mended` by the stored
-            rows.
-        freed: Freed keys, whose messages are gone: a process crashed as they ended.
+        damaged: A sentence for each unreadable row of totals, which was deleted; `mended` makes up
+            for its counts.
+        freed: Freed keys of messages that are gone because a process crashed as they ended.
     """
 
     shards: int
@@ -81,10 +82,10 @@ class Census:
         return heapq.nsmallest(limit, rows, key=_by_due)
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
-        """Visit every partition, near and far, and settle rows that no reader would for long."""
+        """Visit every partition, and settle rows that no reader would reach for long."""
         self._register.refresh(force=True)
         sealed = self._store.notes(LANES, (self._register.name,))
-        # After the seals: a minute is listed before its lane's seal passes it.
+        # Read after the seals, because a minute is listed before its lane's seal passes it.
         listed = scan.waiting_minutes(self._store, self._register)
         shards = rows = moved = purged = dropped = expired = 0
         present = ended = farthest_ms = 0
@@ -94,7 +95,7 @@ class Census:
             nonlocal shards
             found = self._store.shards(self._register.name)
             while some := list(islice(found, _PART)):
-                # All of them: whatever was wrong with the index, it is complete from now on.
+                # All shards: whatever the index lacked, it is complete from now on.
                 self._store.mend_index(there=some)
                 for shard in some:
                     yield shard
@@ -132,11 +133,11 @@ class Census:
             # The owner of the lane lists the minute, and delivers the message from its place.
             staying = [row for row in late if self._stays(row)]
             self._settler.tell(staying)
-            # A row that was astray may be the first with a group in this queue.
+            # A row of a dropped queue may bring the first group into this queue.
             self._register.use_lanes_of(move.new.shard for move in moves)
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone) + len(staying)
-            # This visit meets the rows that it has moved again at their new place.
+            # A row that this visit has moved is met again at its new place, and counted once.
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
             farthest_ms = max(farthest_ms, *(row.due_ms for row in page))

@@ -4,8 +4,8 @@
  shards in order ─► rows without bodies ─► after the last page? ─► headers, error ─► bodies
 ```
 
-A body is read only if everything else of its row matches. A page ends once it is full, or once this
-many messages were examined: the next page begins at its end.
+A body is read only if everything else of its row matches. A page ends once it is full, or once
+`looked_max` messages were examined. The next page begins at its end.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Choice:
         task: The whole name of its task.
         header: A header's name; or `name=text`, with the text in its value.
         group: The whole group.
-        since_ms: Due or dead from then on, epoch milliseconds.
-        until_ms: Due or dead up to then; 0: any time.
+        since_ms: The earliest due or death, epoch milliseconds.
+        until_ms: The latest due or death, epoch milliseconds; 0: any time.
         id: The whole id.
     """
 
@@ -237,7 +237,7 @@ def _page(
         for row in wanted:
             found.append(row if bodies else row._replace(body=b""))
             if len(found) == limit:
-                # The rest was examined, and is examined again for the next page.
+                # The rows after the last one of the page are examined again for the next page.
                 place = Place.of(row)
                 looked += 1 + [one.id for one in some].index(row.id)
                 is_more = some[-1].id != row.id or next(rows, None) is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Slice, Store
 
 _AHEAD_MS = 3_600_000
-"""How far clocks may differ."""
+"""How far a death may lie ahead of this clock, because clocks differ."""
 _PART = 1_000
 _PAGE = 50
 _FEW = 200
@@ -97,8 +97,8 @@ def _kept(home: QueueHome, rows: Iterable[Row]) -> Iterator[Row]:
 def _windows(home: QueueHome, some: Sequence[Shard], until_ms: int) -> Iterator[list[Row]]:
     """The rows of shards of one minute without bodies, the last ones first.
 
-    All at once for a minute with few rows; else by halves of its time, so that the last ones are
-    found without reading the thousands before them.
+    A minute with few rows is read at once. Else its time is halved, so that the last rows are
+    found without a read of the thousands before them.
     """
     layout = home.register.layout
     wholes = [scan.whole(layout, one, _PAGE, "list")._replace(bodies=False) for one in some]

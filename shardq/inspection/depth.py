@@ -45,7 +45,7 @@ _SHARDS_MAX = 10_000
 _PART_FIRST, _PART = 128, 500
 """Shards that are counted at a time; few first, because the first may hold all that is needed."""
 PURGE_MS = 10_000
-"""For this long after a purge, messages that others put just before it may still be stored."""
+"""For this long after a purge, late puts may still store messages that the purge has reached."""
 _PAGE = 1_000
 _FAR_MS = 1 << 52
 
@@ -79,7 +79,7 @@ class Inventory:
     Attributes:
         rows: Stored messages.
         doomed: Messages among them that a purge has reached and nobody holds.
-        former: Rows of a dropped queue of the same name, not among these.
+        former: Rows of a dropped queue of the same name, not counted in `rows`.
         farthest_ms: The latest due, epoch milliseconds.
         ended: How many of the rows the counter itself has ended, after it had counted them.
     """
@@ -97,8 +97,8 @@ class _CountedRows:
 
     Attributes:
         due: Rows that may be delivered by now.
-        later: The others, including claims.
-        claims: How many of the others are claims.
+        later: All other rows, including claims.
+        claims: How many of the rows in `later` are claims.
     """
 
     due: int = 0
@@ -116,10 +116,10 @@ class _CountedRows:
         Args:
             running: Running deliveries whose rows keep their place, as consumers reported up to 3 s
                 ago.
-            far: Messages that were not counted.
-            exact: True if there certainly are none.
+            far: Messages beyond the counted rows, by the totals.
+            exact: True if every row was counted.
         """
-        # A row parked since is a claim now, and a settled one is gone.
+        # Of the reported deliveries, a parked one is a claim by now, and a settled one is gone.
         running = min(running, self.due)
         return Depth(
             self.due - running, self.later - self.claims + far, self.claims + running, exact
@@ -153,11 +153,11 @@ class DepthCounter:
         is_fresh: bool = False,
         beats: Mapping[str, Heartbeat] | None = None,
     ) -> Depth:
-        """The number of messages; far ones by the totals, if there may be any.
+        """The number of messages: near ones counted, far ones taken from the totals.
 
         Args:
             read_totals: Reads the queue's totals.
-            stored: The totals as read a moment ago: enough if every row is counted.
+            stored: The totals as read a moment ago, which suffice if every row is counted.
             is_fresh: True if the queue's record was read just now.
             beats: Its members' heartbeats, if they were read just now.
         """
@@ -166,7 +166,7 @@ class DepthCounter:
         running = self._running(beats)
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
-        # Last: counts that processes store meanwhile make up for a part of those stored 2 s later.
+        # Read last: the totals then include some messages put or settled during the count.
         if stored is None or until_ms < _FAR_MS:
             stored = read_totals()
         if may_be_doomed(self._register, stored):
@@ -180,8 +180,8 @@ class DepthCounter:
     def _far(self, stored: Stored, counted: _CountedRows, until_ms: int) -> int:
         """How many messages the queue has beyond the counted ones, by its totals.
 
-        Messages settled in the last 2 s are in neither, and must not look like waiting ones. So the
-        result is no more than at the last look, plus the messages put since.
+        The totals still include messages settled in the last 2 s, which must not look like waiting
+        ones. So the result is no more than at the last look, plus the messages put since.
         """
         totals = stored.totals
         placed = totals.put + totals.retried + totals.snoozed + totals.mended
@@ -238,7 +238,7 @@ class DepthCounter:
         return sum(beat.busy for beat in beats.values())
 
     def _near(self, now_ms: int, since_us: int = 0) -> tuple[_CountedRows, int]:
-        """The counts of due and soon due rows, and the due up to which these are all."""
+        """The counts of due and soon due rows, and the due up to which every row is counted."""
         if not since_us and (found := self._near_at_once(now_ms)) is not None:
             return found
         counted = _CountedRows()
@@ -253,7 +253,7 @@ class DepthCounter:
         # A message that was due before a purge also entered before it.
         after_ms = ceil_ms(self._register.settings.purged_before_us) - 1
         polled = set(layout.all_used())
-        # Only counted rows can be recognized as parked, and dues up to NEAR_MS ahead are not noted.
+        # Parked rows are known only if counted, and totals do not note dues up to NEAR_MS ahead.
         least_ms = max(self._register.settings.visibility_ms, NEAR_MS) + layout.minute_ms
         least_minute = layout.minute_of(now_ms + least_ms)
         looked = 0
@@ -271,9 +271,9 @@ class DepthCounter:
         return counted, _FAR_MS if minutes.stop == NEVER else layout.end_ms(minutes[-1]) - 1
 
     def _near_at_once(self, now_ms: int) -> tuple[_CountedRows, int] | None:
-        """The same by an index that counts; None if the store has none.
+        """The result of `_near` by an index that counts; None if the store has no such index.
 
-        None also if rows of groups are postponed: those are recognized row by row.
+        None also if rows of groups are postponed, because those are recognized row by row.
         """
         register = self._register
         layout, name = register.layout, register.name
@@ -342,7 +342,7 @@ class DepthCounter:
         Args:
             counted: Gets the counts.
             shards: The shards.
-            after_ms: Rows due by then are left out.
+            after_ms: Rows due by this time are left out.
             now_ms: Epoch milliseconds.
             since_us: If above 0, rows are read, and those that entered before it are left out.
             exact: True to read all rows of groups for postponed ones. Else, in shards beyond
@@ -361,7 +361,7 @@ class DepthCounter:
         room = math.inf if exact else _WAITS_ROWS_MAX
         for found in scan.tallies(self._store, shards, after_ms, now_ms, purpose="depth"):
             for shard, tally in found.items():
-                # In groups a claim is postponed as well; elsewhere no row is.
+                # A claim in a group counts as postponed too; no row without a group is postponed.
                 postponed, claims = tally.waits, tally.claims if tally.waits else 0
                 if tally.waits and tally.rows <= room:
                     room -= max(tally.rows, _WAITS_ROWS_MIN)
@@ -395,7 +395,7 @@ class DepthCounter:
 
 
 def may_be_doomed(register: Register, stored: Stored) -> bool:
-    """True if there may be rows that a purge has reached and that are due after it.
+    """True if there may be rows that a purge has reached and that are due after the purge.
 
     Args:
         register: The queue's record.

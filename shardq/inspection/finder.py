@@ -56,7 +56,7 @@ class WantedMessage:
     Attributes:
         id: Its id; None if only a receipt without an id is known.
         entry: The id of its first row in the queue, if it is known.
-        receipt: Its former place.
+        receipt: Its receipt, which names a place where it was.
         key: Its key, if it has one, or may have.
         entered_ms: When it entered the queue, if only that message will do.
         due_ms: The due of its put, if it is known.
@@ -70,7 +70,7 @@ class WantedMessage:
     due_ms: int | None = None
 
     def is_it(self, row: Row) -> bool:
-        """True if a row is the message's."""
+        """True if a row is the row of the wanted message."""
         if self.entered_ms not in (None, row.entered_us // 1_000):
             return False
         if self.id is not None:
@@ -194,7 +194,7 @@ class Finder:
 
         Raises:
             UsageError: If none or both are given, or a key of a dead-letter queue.
-            BadName: If it can be no id or key.
+            BadName: If the text can be no id or key.
             BadReceipt: If the receipt is damaged, or belongs to another queue.
         """
         signer = self._register.signer
@@ -316,7 +316,7 @@ class Finder:
     def _first_due(
         self, wanted: WantedMessage, look: SearchResult, here: _ShardReader
     ) -> Row | None:
-        """The row at the due that the history records; it is there unless it has moved."""
+        """The row at the due that the history records; None if the row has moved."""
         due_ms = wanted.due_ms if look.mark is None else look.mark.due_ms
         if due_ms is None:
             return None
@@ -384,7 +384,7 @@ class Finder:
     # The dead -------------------------------------------------------------------------------------
 
     def _died(self, wanted: WantedMessage, look: SearchResult) -> Row | None:
-        """The dead row, by the recorded time of death, which is its due."""
+        """The dead message's row, near the recorded time of death, which is the row's due."""
         ended_ms = look.mark.ended_ms if look.mark is not None else 0
         return self._dead(wanted, look, ended_ms - _DIED_MS, ended_ms + _DIED_MS)
 
@@ -400,7 +400,7 @@ class Finder:
     def _dead(
         self, wanted: WantedMessage, look: SearchResult, since_ms: int, until_ms: int
     ) -> Row | None:
-        """The row among the dead of a span, the last ones first."""
+        """The message's row among the dead of a span of time, searched from the last one back."""
         register = self._register.dead_if_made()
         if register is None or register.settings.dropped:
             return None

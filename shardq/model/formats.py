@@ -1,4 +1,4 @@
-"""The number of the format in which shardq stores things, the same for every store."""
+"""The number of the format of stored data, the same for every store."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def is_current(number: int, *, shown: str, what: str) -> bool:
         what: The kind of store, for errors: file, or keyspace.
 
     Raises:
-        SchemaMissing: If a shardq from before 0.1.0 made it.
-        SchemaNewer: If a newer shardq made it.
+        SchemaMissing: If a shardq from before 0.1.0 made the store.
+        SchemaNewer: If a newer shardq made the store.
     """
     if number > FORMAT:
         raise SchemaNewer(

@@ -54,7 +54,7 @@ def levels_of(text: str) -> str:
         text: Letters, or words with commas between them, or `all`.
 
     Raises:
-        UsageError: If it names no level, or one that does not exist.
+        UsageError: If the text names no level, or a level that does not exist.
 
     >>> levels_of("ar"), levels_of("read,ack"), levels_of("all")
     ('ra', 'ra', 'rpuagcdsm')
@@ -77,7 +77,7 @@ def patterns_of(given: Iterable[str]) -> tuple[str, ...]:
     """Patterns of queues, checked, each once.
 
     Raises:
-        UsageError: If one is no pattern, or there are none or too many.
+        UsageError: If a text is no pattern, or there are no patterns or too many.
     """
     patterns = tuple(dict.fromkeys(given))
     for pattern in patterns:
@@ -101,7 +101,7 @@ def matches(patterns: Sequence[str], queue: str) -> bool:
 
 
 def within(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """The patterns of the queues that both match: the narrower one of each pair.
+    """The patterns of the queues that match both lists: of each matching pair the narrower one.
 
     >>> within(["*"], ["shop.*"]), within(["shop.mail", "post"], ["shop.*"])
     (('shop.*',), ('shop.mail',))
@@ -121,5 +121,5 @@ def covers(patterns: Sequence[str], others: Iterable[str]) -> bool:
 
 
 def _is_within(narrow: str, wide: str) -> bool:
-    """True if a name, or all names of a pattern, match a wider pattern; no name has a `*`."""
+    """True if a name, or all names of a pattern, match a wider pattern. Names have no `*`."""
     return narrow == wide or (wide.endswith("*") and narrow.startswith(wide[:-1]))

@@ -1,8 +1,8 @@
 """Row ids: time-ordered UUIDs, version 1, as 16 bytes.
 
-A row id's time is the row's birth: the write time of its insert, in microseconds; its delete is
-written later. Births of one generator never go backwards. If the machine's clock was set back, a
-new generator takes over.
+A row id's time is the row's birth: the write time of the row's insert, in microseconds. The row's
+delete has a later write time. Births of one generator never go backwards. If the machine's clock
+was set back, a new generator takes over.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SPREAD_US = 1_000_000
 """The births of fixed ids are spread over this time, to fill all parts of a minute's history."""
 _TAIL_KEPT = 0xBFFF_FFFF_FFFF_FFFF
 _TAIL_SET = 0x8000_0100_0000_0000
-"""Variant 1 of RFC 9562, and the multicast bit: no real network card."""
+"""Variant 1 of RFC 9562, and the multicast bit, which no real network card has."""
 
 _FIRST_TAIL = b"\x80" * 8
-"""Cassandra compares these bytes as signed."""
+"""The lowest tail: Cassandra compares these bytes as signed numbers."""
 
 
 def _head(birth_us: int) -> bytes:
@@ -59,7 +59,7 @@ class RowIds:
             16 bytes in RFC 9562 order.
         """
         with self._lock:
-            # No call between these lines, so that no signal's handler runs in between.
+            # These lines make no call, so that no signal's handler runs between them.
             last = self._last_us
             birth = now_us if now_us > last else last + 1
             self._last_us = birth
@@ -68,8 +68,8 @@ class RowIds:
     def turn_back(self, now_us: int) -> None:
         """Continue from `now_us` after the clock was set back.
 
-        Births say what entered a queue after a purge, or in a span of its history. So the births of
-        one process must not be ahead of those of all others.
+        Births decide which messages entered a queue before a purge, or in a span of its history. So
+        the births of one process must not be ahead of those of all others.
 
         Source:
             RFC 9562, section 6.1: a clock that was set back takes another sequence.
@@ -98,9 +98,8 @@ row_ids = RowIds()
 def after(row_id: bytes, now_us: int) -> bytes:
     """A fresh id for a row that moves, born after the id that the row has.
 
-    A message is at the place whose id was born last. The process that moved it before may have a
-    clock that is ahead: then the new id is born a microsecond after the present one. Ids of other
-    rows are not affected.
+    A message is at the place whose id was born last. If the present id is ahead of this clock, the
+    new id is born a microsecond after the present one. Ids of other rows are not affected.
 
     Args:
         row_id: The row's present id.
@@ -148,7 +147,7 @@ def named(at_us: int, name: str) -> bytes:
 
 
 def bound(at_us: int) -> bytes:
-    """The lowest id of a microsecond: above all ids born earlier, below all born later."""
+    """The lowest id of a microsecond: above all ids born before it, below all ids born after it."""
     return _head(at_us) + _FIRST_TAIL
 
 
@@ -174,7 +173,7 @@ def from_order_key(key: bytes) -> bytes:
 
 
 def from_text(text: str) -> bytes | None:
-    """The row id whose text for people is `text`; None if there is none.
+    """The row id whose text for people is `text`; None if the text is not that of a row id.
 
     >>> from_text("order-7") is None
     True

@@ -1,6 +1,6 @@
 """A key: the name that a user gave one live message of a queue, as the message's row keeps it.
 
-The table `keys` has the message that a name stands for now.
+The table `keys` records the message that a name stands for now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardq.model import names
 BUCKETS = 16
 """Partitions over which the names of a queue are spread."""
 NEVER = 10**17
-"""A generation that no message reaches: a row with it never begins."""
+"""A generation that no message reaches: a row of this generation never runs."""
 _TEXT = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17})?:(.+)", re.DOTALL)
 
 _USUAL = "1::"
@@ -65,9 +65,9 @@ class MessageKey(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def parsed(text: str) -> MessageKey | None:
-    """The key in a stored text; None if it is damaged. Cached, because each step reads it again."""
+    """The key in a stored text; None if damaged. Cached, because each step reads the key again."""
     if text.startswith(_USUAL) and _USUAL_CHARS < len(text) <= _USUAL_CHARS + names.TEXT_MAX:
-        # As below, in a third of the time.
+        # The most frequent form, read in a third of the time.
         return MessageKey(text[_USUAL_CHARS:])
     found = _TEXT.fullmatch(text)
     if found is None or len(found[3]) > names.TEXT_MAX:

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 1 << 20
 MESSAGE_BYTES_MAX = BODY_BYTES_MAX + (16 << 10)
-"""Body and headers together, the headers as JSON: 1 MiB, and room for names and quotes."""
+"""Bytes of a body and its headers as JSON: 1 MiB, and room for names and quotes."""
 TASK_HEADER, OPTIONS_HEADER = JOB_HEADERS = ("task", "task-options")
 """The headers with the task of a job and the job's options."""
 _TASK_CHARS_MAX = 256
-"""A user's own header may have the name of the task's, with a longer text."""
+"""A user's own header may have the same name as the task's header, and a longer text."""
 RESERVED_HEADER = "shardq-"
-"""Header names of shardq itself begin so: why an attempt failed, why and where a message died."""
+"""The beginning of header names of shardq itself, for the reason and the queue of a death."""
 EXPIRES_HEADER = "shardq-expires"
 """The header with the time after its first due for which a message is of use, milliseconds."""
 _EXPIRES = f'"{EXPIRES_HEADER}":'
@@ -54,8 +54,8 @@ SERIAL_MAX = 999_999
 SERIALS_AFTER_TAKEOVER = 5
 """Added to a row's serial by its new reader's first edit; every other edit adds one or two.
 
-Edits of the former reader that are under way add one, or two to give a claim back: they stay
-below.
+Edits of the former reader that are under way add one, or two to give a claim back, so their
+serials stay below.
 """
 SERIALS_OF_OTHERS = 2
 """Added by an edit of a process that does not own the row's lane; the owner's own edit adds one."""
@@ -66,9 +66,9 @@ _KEY = "shardq-key"
 _DIED = '"shardq-queue":'
 _REASON_CHARS_MAX = 8_000
 _compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-"""Made once, because making it takes as long as using it."""
+"""Made once, because to make an encoder takes as long as to use it."""
 _escaped = json.JSONEncoder(separators=(",", ":")).encode
-"""For texts with half a surrogate pair, which UTF-8 cannot hold."""
+"""Encodes texts with half a surrogate pair, which UTF-8 cannot hold."""
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
 _WENT_ON = re.compile(r"(.*)#([0-9]{1,6})", re.ASCII | re.DOTALL)
@@ -91,18 +91,18 @@ class Row(NamedTuple):
         name: The id that the user or another queue gave; None where there is none.
         origin_ms: The due first asked for; None while that is `due_ms`.
         group: The group, or None.
-        claim: The member that holds the delivery under way, or None: then it is no claim. In a
-            group lane, where the delivery began before the last edit, with its `begun_serial`.
-        since_ms: Of a row that was passed to another lane for a free worker: the due from which
+        claim: The member that holds the delivery under way; None if the row is no claim. In a group
+            lane, `begun_serial` follows if the row was edited since the delivery began.
+        since_ms: For a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
-        key: The name that its user gave it, as `MessageKey.text` stores it; None: it has none.
+        key: The name that the user gave the message, as `MessageKey.text` stores it; or None.
         not_before_ms: When it may be handed out, epoch milliseconds; None: as soon as it is due.
         error: The last error, as `Failure.text` stores it; None where there is none.
-        note: Of a note, the position that it names, as `note_of` writes it; None of a message. A
-            note tells the owner of a lane for groups to look there.
+        note: For a note, the position that it names, as `note_of` writes it; None for a message.
+            The owner of a lane for groups reads the row at the position.
         received: When `receive` first returned the message, and whether its receipts last, as
-            `received_at` stores it; None where it never did.
-        priority: The priority of a message with a group. That of any other follows from its lane.
+            `received_at` stores it; None if `receive` never did.
+        priority: The priority of a message with a group; without a group, the lane decides it.
         serial: The number of the last edit; 0 for a row that was never edited.
     """
 
@@ -129,12 +129,12 @@ class Row(NamedTuple):
     @property
     def position(self) -> Position:
         """Where the row is."""
-        # As Position._make does, without a call in Python for each row that is deleted.
+        # This is `Position._make` without its call in Python, for each row that is deleted.
         return tuple.__new__(Position, self[:3])
 
     @property
     def size_bytes(self) -> int:
-        """About the bytes of its body and headers."""
+        """About the bytes of the row's body and headers."""
         return len(self.body) + len(self.headers or "")
 
     @property
@@ -149,12 +149,12 @@ class Row(NamedTuple):
 
     @property
     def wanted_ms(self) -> int:
-        """The time from which its lateness counts."""
+        """The time from which the row's lateness counts."""
         return self.ready_ms if self.since_ms is None else self.since_ms
 
     @property
     def is_note(self) -> bool:
-        """True if it is a note, and no message."""
+        """True if the row is a note, and no message."""
         return self.note is not None
 
     @property
@@ -162,7 +162,7 @@ class Row(NamedTuple):
         """The position that a note names.
 
         Raises:
-            StoreCorrupt: If it names none.
+            StoreCorrupt: If the row names no position.
         """
         found = _NOTED.fullmatch(self.note or "")
         if found is None:
@@ -183,7 +183,7 @@ class Row(NamedTuple):
         return self.serial if found is None else int(found[2])
 
     def claim_of(self, holder: str) -> str:
-        """The `claim` of a row in a group lane whose delivery goes on with a holder."""
+        """The `claim` of a row in a group lane whose delivery continues with a holder."""
         return f"{holder}#{self.begun_serial}"
 
     def _went_on(self) -> re.Match[str] | None:
@@ -193,17 +193,17 @@ class Row(NamedTuple):
 
     @property
     def ready_ms(self) -> int:
-        """When it may be handed out: the later of its due and its `not_before_ms`."""
+        """When the row may be handed out: the later of its due and its `not_before_ms`."""
         return max(self.due_ms, self.not_before_ms or 0)
 
     @property
     def is_lasting(self) -> bool:
-        """True if its receipts are good for the message wherever its row moves."""
+        """True if the message's receipts stay valid wherever its row moves."""
         return self.received is not None and self.received.endswith((_LASTING, _NOTED_PLACE))
 
     @property
     def has_place(self) -> bool:
-        """True if its receipts last and it has moved since: a note has its place."""
+        """True if the receipts last and the row has moved since: `places` records where it is."""
         return self.received is not None and self.received.endswith(_NOTED_PLACE)
 
     @property
@@ -213,7 +213,7 @@ class Row(NamedTuple):
         return first_due, ids.order_key(self.first or self.id)
 
     def checked(self) -> Row:
-        """The row itself, if each column has a value of its kind. Drains do without this check.
+        """The row itself, if each column has a value of its kind. Drains leave this check out.
 
         Raises:
             StoreCorrupt: If a column has another value.
@@ -257,7 +257,7 @@ _SOUND: tuple[Callable[[object], bool], ...] = (
 AS_NEW: Final[dict[str, Any]] = dict.fromkeys(
     ("first", "claim", "since_ms", "not_before_ms", "error", "received")
 ) | {"attempt": 0}
-"""The columns of a message that enters a queue anew: no delivery has been begun there."""
+"""The columns of a message that enters a queue, in which no delivery has begun yet."""
 
 
 def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
@@ -270,7 +270,7 @@ def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
 
 
 def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -> Row:
-    """The row of the same message at another place, where it was never edited.
+    """The row of the same message at another place, with serial 0, as of a row never edited.
 
     Args:
         row: The present row.
@@ -285,12 +285,12 @@ def placed(row: Row, shard: Shard, due_ms: int, row_id: bytes, **changes: Any) -
 
 
 def received_at(row: Row, at_ms: int, *, is_lasting: bool) -> str:
-    """The column `received` of a row that `receive` is about to return.
+    """The value of the column `received` for a row that `receive` is about to return.
 
     Args:
         row: The row before its claim.
         at_ms: The time now, epoch milliseconds.
-        is_lasting: True if its receipts are to last; once they do, they last for good.
+        is_lasting: True if the message's receipts are to last from now on.
 
     >>> row = Row(Shard("mail", 0, 0), 0, bytes(16), b"")
     >>> received_at(row, 7, is_lasting=True)
@@ -304,7 +304,7 @@ def received_at(row: Row, at_ms: int, *, is_lasting: bool) -> str:
 
 
 def first_received_ms(row: Row) -> int | None:
-    """When `receive` first returned a row's message, epoch milliseconds; None if it never did.
+    """When `receive` first returned a row's message, epoch milliseconds; None if not yet.
 
     Raises:
         StoreCorrupt: If the column is damaged.
@@ -354,7 +354,7 @@ def moved(
         row_id: Its new row id.
         attempt: Deliveries begun and recorded.
         claim: The member that holds the delivery under way.
-        since_ms: The due from which its lateness counts; None: from `due_ms`.
+        since_ms: The due from which the row's lateness counts; None: from `due_ms`.
         received: Its column `received`; None: unchanged.
     """
     # Built at once: a drain by `receive` moves each message, and `_replace` takes 2 us.
@@ -408,8 +408,8 @@ def entered(
         due_ms: Its due there.
         row_id: Its row id there.
         headers: Its headers there.
-        priority: Its priority; if the queue has fewer, the last one is taken.
-        index: The lane of its priority, if it has no group.
+        priority: Its priority; if the entered queue has fewer priorities, the last one is taken.
+        index: The lane within its priority, if it has no group.
         key: Its key there, as `MessageKey.text` stores it.
         origin_ms: The due first asked for, if that differs.
     """
@@ -439,8 +439,8 @@ def revived(
         layout: The layout of the queue that it enters.
         due_ms: Its due there.
         row_id: Its row id there.
-        index: The lane of its priority, if it has no group.
-        priority: Its priority, if it has not died.
+        index: The lane within its priority, if it has no group.
+        priority: Its priority, if it has not died; a dead message's headers record it.
 
     Raises:
         StoreCorrupt: If its headers cannot be read.
@@ -467,7 +467,7 @@ def died_in(row: Row) -> str | None:
     Raises:
         StoreCorrupt: If its headers cannot be read.
     """
-    # Most messages of a queue have not died, and their headers need not be read.
+    # Most messages have not died: their headers lack the text, and need not be parsed.
     return read_headers(row).get("shardq-queue") if _DIED in (row.headers or "") else None
 
 
@@ -475,9 +475,9 @@ class Failure(NamedTuple):
     """The last error of a message, as its row keeps it.
 
     Attributes:
-        error: The reason for which its last attempt failed, or it was snoozed since.
-        at_ms: The time of that, epoch milliseconds.
-        is_snoozed: True if it was snoozed.
+        error: The reason for which the last attempt failed, or the message was snoozed since.
+        at_ms: The time of the failure or snooze, epoch milliseconds.
+        is_snoozed: True if the message was snoozed.
     """
 
     error: str
@@ -520,11 +520,11 @@ class Message:
     ) -> None:
         self._row = row
         self._delivery = delivery
-        """The number of the delivery that its receipt stands for; 0 if it stands for none."""
+        """The number of the delivery that the receipt settles; 0 if there is none."""
         self.body: bytes = row.body
         self._signer = signer
         self._watch = watch
-        """Returns True if its key says that its handler is to stop; None if it has no key."""
+        """Returns True if the message was cancelled by its key; None if it has no key."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return Message, (self._row, self._delivery, Signed(self.receipt, self._signer.layout))
@@ -594,17 +594,17 @@ class Message:
 
     @property
     def last_error(self) -> str | None:
-        """The error of its last failed attempt, to 1,000 characters; if dead, the reason of that.
+        """The error of the last failed attempt, to 1,000 characters; if dead, the death's reason.
 
-        If a `Snooze` came later, it is the reason of that. None if there is neither. An attempt
-        without an outcome, because its process crashed or its caller never settled it, changes
-        nothing here.
+        After a later `Snooze`, it is the reason of the snooze. None if there was neither. An
+        attempt without an outcome, because its process crashed or its caller never settled it,
+        changes nothing here.
         """
         return last_error(self._row)[0]
 
     @property
     def last_error_at(self) -> datetime | None:
-        """The end of the attempt of `last_error`, UTC; for a dead message, its death."""
+        """The time of `last_error`, UTC: the attempt's end, or the death of a dead message."""
         return last_error(self._row)[1]
 
     @property
@@ -614,7 +614,7 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """The name that it was put under, unique among its queue's live messages; or None."""
+        """The name under which it was put, unique among its queue's live messages; or None."""
         key = key_of(self._row)
         return None if key is None else key.name
 
@@ -667,7 +667,7 @@ class Sealed(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """True if its size needs no check."""
+        """True if the content is so small that no put has to check its size."""
         return len(self.body) + len(self.headers) <= BODY_BYTES_MAX
 
 
@@ -827,7 +827,7 @@ def read_headers(row: Row) -> dict[str, str]:
     """The headers of a row.
 
     Raises:
-        StoreCorrupt: If they cannot be read.
+        StoreCorrupt: If the headers cannot be read.
     """
     if not row.headers:
         return {}
@@ -844,7 +844,7 @@ def key_of(row: Row) -> MessageKey | None:
     """The key of a row; None without one.
 
     Raises:
-        StoreCorrupt: If it cannot be read.
+        StoreCorrupt: If the key cannot be read.
     """
     if row.key is None:
         return None
@@ -855,7 +855,7 @@ def key_of(row: Row) -> MessageKey | None:
 
 
 def failed(row: Row, error: str, failed_ms: int, *, is_snoozed: bool = False) -> Row:
-    """The row with the error of the attempt that has just failed, in place of the one before.
+    """The row with the error of the attempt that has just failed, in place of an earlier error.
 
     Args:
         row: The message's row.
@@ -877,7 +877,7 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
     Raises:
         StoreCorrupt: If the error, or a dead message's headers, cannot be read.
     """
-    # A burial leaves no error: a row that has one was retried among the dead, and failed there.
+    # A burial removes the row's error. A dead row with an error was retried and failed again.
     failure = failure_of(row)
     if failure is not None:
         return failure.error, moment_of(failure.at_ms)
@@ -891,7 +891,7 @@ def failure_of(row: Row) -> Failure | None:
     """The last error of a row; None if there is none.
 
     Raises:
-        StoreCorrupt: If it is damaged.
+        StoreCorrupt: If the error is damaged.
     """
     if row.error is None:
         return None
@@ -921,7 +921,7 @@ def spent_reason(row: Row, reason: str) -> str:
 
 
 def first_line(reason: str) -> str:
-    r"""A reason in one line, for a view with room for one; it ends in `..` if there is more.
+    r"""A reason cut to one line, which ends in `..` if there is more.
 
     If the first line ends in a colon, the second is added to it.
 
@@ -938,7 +938,7 @@ def first_line(reason: str) -> str:
 
 
 def sound_text(text: str) -> str:
-    """A text without halves of surrogate pairs: those that stand alone are escaped."""
+    """A text in which each half of a surrogate pair that stands alone is escaped."""
     if text.isascii():
         return text
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -963,7 +963,7 @@ def dead_headers(
     traceback: str = "",
     key: str | None = None,
 ) -> str:
-    """The headers of a message that has died, as a JSON object: its own, and those on its death.
+    """The headers of a message that has died, as JSON: its own, and those that describe its death.
 
     Args:
         row: The message in the queue in which it dies. Damaged headers are kept in one header.
@@ -972,12 +972,12 @@ def dead_headers(
         attempts: The number of its deliveries.
         died_ms: The time of its death, epoch milliseconds.
         traceback: The traceback of its last attempt; if too long, its beginning is cut off.
-        key: Its key, if it loses that.
+        key: Its key, if it loses the key.
     """
     try:
         own = read_headers(row)
     except StoreCorrupt:
-        # Its consumer cannot repair the headers, and cannot continue before the burial.
+        # The consumer cannot repair the headers, and the burial must succeed, or its lane stops.
         own = {_DAMAGED: str(row.headers)}
     headers = own | {
         "shardq-queue": row.shard.queue,
@@ -994,13 +994,13 @@ def dead_headers(
 
 
 def died_after(buried: Row, row: Row) -> int:
-    """The deliveries of a row; its burial may have counted one that the row does not have."""
+    """The deliveries of a row; its burial may have counted one that the row does not count."""
     if _DIED not in (buried.headers or ""):
         return row.attempt
     try:
         headers = read_headers(buried)
     except StoreCorrupt:
-        # Put back as it was when it died.
+        # The headers were already damaged at the death, and do not have the number.
         return row.attempt
     return int(headers.get("shardq-attempts", row.attempt))
 
@@ -1011,5 +1011,5 @@ def priority_of(row: Row, layout: Layout) -> int:
 
 
 def shards_of(rows: Iterable[Row]) -> set[Shard]:
-    """Where rows are that come by shard: neighbours are compared at a tenth of hashing each."""
+    """The shards of rows ordered by shard: to compare neighbours costs a tenth of hashing each."""
     return {shard for shard, _ in groupby(rows, key=itemgetter(0))}

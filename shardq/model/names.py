@@ -14,7 +14,7 @@ from shardq.errors import BadName, shown
 
 DEAD_SUFFIX = ".dead"
 
-# Room for the suffix, or a queue of the longest name could have no dead.
+# There is room for the suffix, so that a queue with the longest name can have dead messages.
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 TEXT_MAX = 256
@@ -22,7 +22,7 @@ TEXT_MAX = 256
 _JOINERS = re.compile("[\u200c\u200d\U000e0020-\U000e007f]")
 """Invisible characters that join visible ones: emoji, letters of some scripts, tags of flags."""
 _EMOJI = re.compile("[\U0001f000-\U0001fbff]")
-"""Python knows the emoji of its own release's Unicode; other processes may run a newer one."""
+"""Emoji, because Python knows only those of its own release; other processes may be newer."""
 
 
 def is_queue_name(value: str) -> bool:
@@ -69,7 +69,7 @@ def label(value: object, *, what: str, most: int = TEXT_MAX) -> str:
 
 
 def several(value: object, *, what: str) -> tuple[Any, ...]:
-    """A list of names. A single text is refused: each of its letters would be taken for a name.
+    """A list of names. A single text is refused, because each letter would be taken for a name.
 
     Args:
         value: The names, which are not checked themselves.
@@ -117,7 +117,7 @@ def nearest(asked: str, known: Iterable[str]) -> str | None:
     >>> nearest("nigthly", ["shop.jobs.nightly", "hourly"])
     'shop.jobs.nightly'
     """
-    # Here, because only a name that is wrong needs it.
+    # Imported here, because only a wrong name needs it.
     from difflib import get_close_matches
 
     meant: dict[str, str] = {}

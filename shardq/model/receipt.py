@@ -17,9 +17,9 @@ class Receipt:
 
     Attributes:
         position: The position of the row.
-        attempt: The number of the delivery; 0 if it stands for none.
-        serial: The row's serial when the delivery began. It tells deliveries apart in a group lane:
-            there the row stays, and an attempt that was given back has its number twice.
+        attempt: The number of the delivery; 0 if the receipt stands for no delivery.
+        serial: The row's serial when the delivery began. It tells deliveries apart in a group lane,
+        where the row stays in place and an attempt that was given back has its number twice.
         first: The row id of the message's first placement, by which a lasting receipt finds the
             message wherever its row has moved. None: the receipt holds for its position alone.
         key: The row's key in its stored form, in a lasting receipt; empty without one.
@@ -52,13 +52,13 @@ class Signed:
 _FROM_URL, _TO_URL = bytes.maketrans(b"-_", b"+/"), bytes.maketrans(b"+/", b"-_")
 _TOKEN = struct.Struct(">BIqIq16s3s")
 _FIRST_BYTE = 2
-"""The first byte of a receipt; it differs from that of an id."""
+"""The first byte of a receipt. No id begins with it."""
 _SERIAL_BYTES = 3
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """The length in base64; the bytes are a multiple of three, so that there is no padding."""
 _BEGINS = "Ag"
-"""The beginning of each token: its first byte, and the first bits of a lane, never set."""
+"""The beginning of each token: its first byte, and the first bits of a lane, which are 0."""
 _LASTING_BYTE = 3
 _LASTING_BEGINS = "Aw"
 _FIRST_BYTES = 16
@@ -67,7 +67,7 @@ _LASTING_CHARS_MIN = -(-(_TOKEN.size + _FIRST_BYTES + _MAC_BYTES) // 3) * 4
 
 
 def _encoded(data: bytes) -> bytes:
-    # As base64.urlsafe_b64encode, without two calls in Python for each receipt.
+    # This is `base64.urlsafe_b64encode` without its two calls in Python for each receipt.
     return binascii.b2a_base64(data, newline=False).translate(_TO_URL)
 
 
@@ -83,7 +83,7 @@ class Signer:
     def __init__(self, queue: str, secret: bytes, layout: Layout) -> None:
         self.queue = queue
         self.layout = layout
-        # Copied for each receipt: `hmac.digest` lets other threads run first.
+        # Copied for each receipt, because `hmac.digest` would first let other threads run.
         self._begun = hmac.new(secret, queue.encode() + b"\0", "sha256")
 
     def sign(self, receipt: Receipt) -> str:
@@ -99,7 +99,7 @@ class Signer:
         raw = _TOKEN.pack(begin, *place, receipt.serial.to_bytes(_SERIAL_BYTES, "big"))
         if first is not None:
             raw += first + receipt.key.encode()
-            # No key holds a zero byte.
+            # Zero bytes fill the last three: no key holds a zero byte.
             raw += bytes(-(len(raw) + _MAC_BYTES) % 3)
         return _encoded(raw + self._mac(raw)).decode()
 
@@ -145,8 +145,8 @@ class Signer:
         except (UnicodeEncodeError, binascii.Error) as error:
             raise BadReceipt("the receipt is damaged; pass it on unchanged.") from error
         raw, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
-        # A decoder takes `+` for `-`, skips other characters and takes padding in excess, so that
-        # several tokens would stand for one receipt.
+        # A decoder takes `+` for `-`, skips other characters and accepts too much padding. Without
+        # this check several tokens would stand for one receipt.
         is_canonical = _encoded(data) == given
         least = _TOKEN.size + (_FIRST_BYTES if is_lasting else 0)
         begin = _LASTING_BYTE if is_lasting else _FIRST_BYTE

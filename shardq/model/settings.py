@@ -23,7 +23,7 @@ GROUP_LANE_MAX = (1 << 28) - 1
 """Reached after 500,000 drops of a queue of 256 lanes for groups; a receipt has room for it."""
 GROUP_LANES = 64
 OFF = "off"
-"""The value of `history` to keep none, and of `dead` to keep no dead messages."""
+"""The value of `history` that keeps no history, and of `dead` that keeps no dead messages."""
 FOLLOWED_MS = 5_000
 """Every process follows a change of settings within this time."""
 AUTO = "auto"
@@ -37,9 +37,9 @@ _BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one queue. Fixed at its creation: `minute_ms`, `bands` and so on, `FIXED`.
+    """The settings of one queue. Those in `FIXED` never change after its creation.
 
-    The defaults are for stored records without the value; `create` has those of a new queue.
+    The defaults are for stored records that lack the value; `create` sets those of a new queue.
 
     Attributes:
         minute_ms: A shard's minute; 60,000 (60 s) unless a test shortens it.
@@ -81,11 +81,11 @@ class Settings:
         keys_used: True if a message was ever put under a key. Never falls.
         schedules_used: True if the queue ever had a schedule. Never falls.
         needs: The least `formats.FORMAT` of a release that may work on this queue. A release that
-            adds a setting that older ones must not ignore, or widens a setting's bounds, raises
-            `FORMAT`, and stores it here once such a value is set: processes of older releases then
-            end. Otherwise older releases ignore unknown settings.
-        unknown: Settings of a newer release, by name, each as its JSON. Changes by this release
-            keep them.
+            adds a setting that older releases must not ignore, or widens a setting's bounds, raises
+            `FORMAT`, and stores the new number here once such a value is set. Processes of older
+            releases then end. Older releases ignore any other unknown setting.
+        unknown: Settings of a newer release: (name, value as JSON). Changes by this release keep
+            them.
     """
 
     minute_ms: int = MINUTE_MS
@@ -174,7 +174,7 @@ class Settings:
             queue: The queue's name, for errors.
 
         Raises:
-            SchemaNewer: If they need a newer release of shardq than this one.
+            SchemaNewer: If the settings need a newer release of shardq than this one.
             StoreCorrupt: If the form or a value cannot be used.
         """
         try:
@@ -241,7 +241,7 @@ def _is_storable(name: str, value: Any) -> bool:
         return isinstance(value, list) and all(
             isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in value
         )
-    # Not by getattr: the names of each text are new, and the interpreter's cache would keep them.
+    # Not by getattr: each stored text has new name objects, which the interpreter would cache.
     if type(value) is not _TYPES[name]:
         return False
     if isinstance(value, str):
@@ -301,7 +301,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     lanes = chosen.pop("lanes_written", AUTO_LANES_MIN)
     made = replace(
         Settings(),
-        # A user who chooses bands will use them: so the first message of each need not wait.
+        # A user who chooses bands will use them. Polled at once, no band's first message waits.
         bands_used=BANDS_MAX if "bands" in chosen else 1,
         groups_used=False,
         **{"bands": _BANDS, **chosen},
@@ -309,7 +309,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         lanes_written=lanes,
         lanes_read=lanes,
         lanes_made=((lanes, now_ms),),
-        # A process whose clock is behind the maker's enters what is born before it was made.
+        # A process whose clock is behind puts messages that are born before the queue was made.
         history_from_ms=max(now_ms - chosen.get("offset_ms", Settings().offset_ms), 0),
     )
     _check_backoff(made, chosen)
@@ -352,8 +352,8 @@ def _read_more(current: Settings, lanes: int, now_ms: int) -> Settings:
 def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
     """The settings to store if consumers find that `lanes` lanes are needed; none if unchanged.
 
-    For more lanes it takes two calls, 5 s apart: producers fill new lanes once every consumer reads
-    them.
+    More lanes take two calls, 5 s apart, because producers fill new lanes only once every consumer
+    reads them.
     """
     if not current.lanes_auto or lanes == current.lanes_written:
         return []
@@ -388,7 +388,7 @@ def drop(current: Settings, before_us: int) -> list[Settings]:
         current: The stored settings.
         before_us: Now, epoch microseconds.
     """
-    # Later than any purge or drop before it, because it tells a queue made anew from this one.
+    # Later than any earlier purge or drop: the time tells this queue from a new one of its name.
     purged_us = max(before_us, current.purged_before_us + 1)
     return [replace(current, purged_before_us=purged_us, dropped=True)]
 
@@ -529,7 +529,7 @@ class SettingChoice(NamedTuple):
 
     Attributes:
         stored: The name under which it is stored.
-        read: Converts a user's value to the stored one; takes the value and the setting's name.
+        read: A function of a user's value and the setting's name that returns the stored value.
         form: The form of its text, `DURATION|off` say; empty for a flag.
         bounds: The least and the greatest stored value; None for a flag or a name.
     """
@@ -556,7 +556,7 @@ CHOICES = {
     "delay": SettingChoice("delay_ms", _duration, "DURATION", (0, 365 * _DAY_MS)),
     "retention": SettingChoice("retention_ms", _kept, "DURATION|off", (1_000, 5 * 365 * _DAY_MS)),
     "depth_max": SettingChoice("depth_max", _cap, "N|off", (1, 1_000_000_000)),
-    # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
+    # Five years at most, because before release 5 no Cassandra stores a time to live beyond 2038.
     "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
     "keyed": SettingChoice("keyed", _flag, ""),
 }

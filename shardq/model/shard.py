@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MINUTE_MS = 60_000
 FIRST_GROUP_LANE = (1 << 27) + (1 << 16)
-"""The first lane for groups of a queue that was never dropped: above all ordinary lanes."""
+"""The first lane for groups in a queue that was never dropped. All ordinary lanes are below."""
 HOUR_MS = 3_600_000
 
 
@@ -43,7 +43,7 @@ LANE_LEASE = -1
 
 
 class Shard(NamedTuple):
-    """One partition. A tuple, because drains hash one for every row: 0.1 us against 0.6."""
+    """One partition. A tuple, because drains hash a shard for every row: 0.1 us instead of 0.6."""
 
     queue: str
     minute: int
@@ -90,10 +90,10 @@ class Layout:
         lanes_read: Lanes of a band that consumers visit, never fewer than were ever written.
         group_lanes: Lanes over which groups are hashed; fixed for the queue's life.
         offset_ms: How long a shard stays open after its minute.
-        first_lane: The number of the first lane. Those below are of dropped queues of this name,
-            whose minutes were of another length.
+        first_lane: The number of the first lane. Lower lanes belong to dropped queues of this name,
+            whose minutes had another length.
         bands_used: All puts so far went to bands below this one.
-        first_group_lane: The number of the first lane for groups. Those below are of dropped
+        first_group_lane: The number of the first lane for groups. Lower ones belong to dropped
             queues of this name.
         groups_used: True if a message with a group was ever put.
     """
@@ -173,8 +173,8 @@ class Layout:
     def named_lane(self, name: str, band: int) -> int:
         """The lane of a row without a group that every writer has to put into the same lane.
 
-        The name is hashed as groups are, over the lanes that producers fill: all writers have to
-        agree on the number of these.
+        The name is hashed as groups are, over the lanes that producers fill. All writers have to
+        agree on the number of these lanes.
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
         return self.lane(band, zlib.crc32(name.encode(), seed) % self.lanes_written)

@@ -42,7 +42,7 @@ _ISO = re.compile(
 _DAY_MS = _UNITS_MS["d"]
 _ISO_UNITS_MS = (365 * _DAY_MS, 30 * _DAY_MS, *(_UNITS_MS[unit] for unit in "wdhms"))
 _MISREAD = re.compile(r"\Anow\Z|/|W00|W\d\d-?0(?!\d)|[+-]\d\d:?[6-9]\d\Z", re.ASCII)
-"""What pendulum (3.3) takes for some other time, and intervals, at which it may fail.
+"""Texts that pendulum (3.3) takes for another time, and intervals, at which pendulum may fail.
 
 `now`, which only `clock.py` reads; weeks and weekdays 0; offsets with more than 59 minutes.
 """
@@ -202,14 +202,14 @@ def _parse_duration(text: str, name: str) -> int:
 
 
 def _number(text: str) -> int | Fraction:
-    """The exact number; a fraction takes three times as long."""
+    """The exact number; an integer if possible, because a fraction takes three times as long."""
     return int(text) if text.isdigit() else Fraction(text.replace(",", "."))
 
 
 def _parse_moment(text: str, name: str) -> datetime:
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
-    # Here, because it takes longer to import than all of shardq.
+    # Imported here, because pendulum takes longer to import than all of shardq.
     import pendulum
 
     try:
@@ -246,15 +246,15 @@ def _known_to_pendulum(text: str) -> tuple[str, timedelta]:
 
 
 def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
-    """Epoch milliseconds of a time, or of so long ago.
+    """Epoch milliseconds of a time, or of a duration before now.
 
     Args:
-        value: As `due_ms` takes it, or `duration_ms`.
-        now_ms: From when on to count back.
+        value: A time as `due_ms` takes it, or a duration as `duration_ms` takes it.
+        now_ms: The time from which a duration counts back, epoch milliseconds.
         name: What the time is, for the error's text.
 
     Raises:
-        BadTime: If it is neither.
+        BadTime: If the value is neither.
 
     >>> moment_or_ago_ms("1h", 4_000_000, name="since")
     400000
@@ -275,7 +275,7 @@ def iso(moment: datetime | int) -> str:
     """A UTC time as people and programs read it, to the millisecond.
 
     Args:
-        moment: That time, or epoch milliseconds.
+        moment: The time, or its epoch milliseconds.
 
     >>> iso(90_000)
     '1970-01-01T00:01:30.000Z'

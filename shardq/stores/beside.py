@@ -33,7 +33,7 @@ def name_of(holder: str) -> str:
 
 
 def is_members(entry: os.DirEntry[str]) -> bool:
-    """True if an entry can be a member's file: empty, regular, and named as one.
+    """True if an entry can be a member's file: a regular, empty file with a member's name.
 
     Raises:
         OSError: If the entry is gone, or cannot be looked at.
@@ -43,14 +43,14 @@ def is_members(entry: os.DirEntry[str]) -> bool:
 
 
 def check(directory: Path, shown: str) -> None:
-    """Refuse a directory that has another owner, because members remove old files in theirs.
+    """Refuse a directory with other files than members', because members remove old files there.
 
     Args:
         directory: The directory for members' files; it need not exist.
         shown: The store's name for errors.
 
     Raises:
-        StoreUnavailable: If it is a link, no directory, or holds other files than members'.
+        StoreUnavailable: If the path is a link or a file, or the directory holds other files.
     """
     try:
         if not stat.S_ISDIR(os.lstat(directory).st_mode):

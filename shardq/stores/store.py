@@ -78,8 +78,8 @@ class RowMove(NamedTuple):
     Attributes:
         old: The row's place.
         new: The row after the move.
-        note: Written after the new row and before the old row's delete. On Cassandra such a move is
-            never one batch: a batch half applied shows neither row for a while.
+        note: A note to write after the new row and before the old row's delete. On Cassandra such a
+            move is never one batch, because a batch half applied shows neither row for a while.
     """
 
     old: Position
@@ -110,8 +110,8 @@ class Tally(NamedTuple):
 
     Attributes:
         rows: All rows.
-        claims: Those that are claims.
-        waits: Those with a `not_before_ms`, past ones included.
+        claims: Rows that are claims.
+        waits: Rows with a `not_before_ms`, past ones included.
     """
 
     rows: int
@@ -423,18 +423,18 @@ class Rows(Protocol):
         """Rows and claims of all shards of a slice together, without notes.
 
         Args:
-            wanted: Its minutes are a range. With a limit above 0, what lies behind so many rows is
-                not counted: from the whole minute on in which they end.
+            wanted: The slice; its minutes are a range. With a limit above 0, the count ends before
+                the minute of the first row beyond the limit.
 
         Returns:
-            None if no index answers that at once: then `indexed` and `count` do.
+            None if no index answers at once; the caller then uses `indexed` and `count`.
         """
 
     def rows_in(self, queue: str, minutes: range, limit: int) -> int | None:
         """How many rows and notes some minutes have: a fifth of the cost of `total`.
 
         Returns:
-            `limit` and one if there are more; None as `total` returns it.
+            `limit + 1` if there are more; None if no index answers at once.
         """
 
     def seek(self, queue: str, entry: bytes | None, name: str) -> list[Row] | None:
@@ -442,11 +442,11 @@ class Rows(Protocol):
 
         Args:
             queue: The queue.
-            entry: The id of the message's first row, where its id says that; else None.
+            entry: The id of the message's first row, if the message's id holds it; else None.
             name: The message's id.
 
         Returns:
-            The rows by minute; None if that takes a read of all that the queue has.
+            The rows by minute; None if the store would have to read the whole queue.
         """
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
@@ -545,7 +545,7 @@ class Leases(Protocol):
         outcome is resolved inside.
 
         Args:
-            lease: The lane's (`Layout.lane_lease`).
+            lease: The shard of the lane's lease (`Layout.lane_lease`).
             lock: Our token.
             listed: Minute -> the due of its first row left; replaces the due listed before.
             erased: Minutes to remove from the list, if they are on it.
@@ -590,7 +590,7 @@ class Registers(Protocol):
     ) -> dict[K, V]:
         """The values under keys of a partition, in any order: a plain read.
 
-        It may miss the newest changes of records.
+        The read may miss the newest changes of records.
 
         Args:
             table: A table of notes or records.
@@ -608,7 +608,7 @@ class Registers(Protocol):
 
         Args:
             table: A table with partitions.
-            partitions: Those to read; one without rows has an empty mapping.
+            partitions: The partitions to read; one without rows has an empty mapping.
         """
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
@@ -671,12 +671,12 @@ class Logs(Protocol):
         """
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """The marks of those entries that the ledger has, in any order, but none that is a try."""
+        """The marks of those entries that the ledger has, in any order, without tries alone."""
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
         """The marks of these minutes of entry, minute by minute, in any order within, by pages.
 
-        None is a try alone.
+        A message of which only failed attempts are recorded is left out.
         """
 
 
@@ -699,7 +699,7 @@ class Store(Rows, Leases, Registers, Logs, Protocol):
 
     @property
     def beside(self) -> Path | None:
-        """The directory of the files by which members notice each other's death; None: none.
+        """The directory of the files by which members notice each other's death; None without one.
 
         The directory need not exist. All members that use it run on one machine.
         """

@@ -85,7 +85,7 @@ class Table(Generic[K, V]):
         nonce: For records: a further column in Cassandra, by which the store recognizes its own
             write. Without it the store compares the values (`Change.is_done_by`).
         lapse: The clock by which rows with a time to live expire in SQLite.
-        shape: Makes the values that callers see of a tuple.
+        shape: Turns the tuple of a row's values into the object that callers see.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Table(Generic[K, V]):
     shape: Callable[[Sequence[Any]], Any] = tuple
 
     def check_notes(self) -> None:
-        """Refuse to write notes.
+        """Refuse to write notes to a table that has none.
 
         Raises:
             ValueError: If the table has records alone.
@@ -109,7 +109,7 @@ class Table(Generic[K, V]):
             raise ValueError(f"table {self.name} has records alone; use write_records.")
 
     def check_records(self) -> None:
-        """Refuse to write records.
+        """Refuse to write records to a table that has none.
 
         Raises:
             ValueError: If the table has notes alone.
@@ -359,7 +359,7 @@ NEXTS: Final[Table[str, int | None]] = Table(
     values=(Column("next", Kind.BIGINT),),
     has_notes=False,
 )
-"""Reads the fire times alone of `SCHEDULES`."""
+"""A table that reads only the fire times of `SCHEDULES`."""
 
 
 class AccountRecord(NamedTuple):
@@ -391,7 +391,7 @@ class AccessRecord(NamedTuple):
     """A row of `access`.
 
     Attributes:
-        account: The account that the key is of.
+        account: The account to which the key belongs.
         info: JSON, as `records/accounts.py` explains it.
         version: 1 at creation; each change adds one.
     """
@@ -476,4 +476,4 @@ TABLES: Final[tuple[Table[Any, Any], ...]] = (
 )  # fmt: skip
 """All tables of notes and records."""
 VIEWS: Final[tuple[Table[Any, Any], ...]] = (NEXTS,)
-"""Some columns of a table, to be read."""
+"""Tables that read some of the columns of another table."""

@@ -26,8 +26,8 @@ except ImportError as error:
         "a Cassandra store needs its driver: pip install 'shardq[cassandra]'"
     ) from error
 try:
-    # This import chooses the driver's (3.30) event loop: libev, or asyncore, which Python has had
-    # until 3.11. It never chooses asyncio.
+    # This import chooses the driver's (3.30) event loop: libev, or asyncore, which only Python 3.11
+    # and older have. The driver never chooses asyncio.
     import cassandra.cluster  # noqa: F401 - a missing loop is reported here
 except DependencyException as error:
     raise MissingExtra(
@@ -62,9 +62,9 @@ __all__ = ["Address", "CassandraStore"]
 _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
 _WRITE_MS_MIN = 2_000
-"""Leaves time for clocks that differ, and for ids that are made a little ahead of them."""
+"""The least `write_timeout_ms`: clocks differ, and ids may be a little ahead of their clock."""
 _TIME_SECONDS = 1.0
-"""A slower answer says nothing about a node's clock."""
+"""Timeout of a request for a node's time: a slower answer says nothing about its clock."""
 
 
 class CassandraStore(Rows, Leases, Registers, Logs):
@@ -78,7 +78,7 @@ class CassandraStore(Rows, Leases, Registers, Logs):
 
     Attributes:
         is_local: False: the nodes' clocks give the time.
-        beside: None: it has no directory beside it.
+        beside: None: members of a keyspace share no directory.
     """
 
     is_local = False
@@ -129,7 +129,7 @@ class CassandraStore(Rows, Leases, Registers, Logs):
         return schema.schema_text(address or Address(hosts=()))
 
     def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
-        """Write rows at their births; with `once` unless its line exists, step by step."""
+        """Write rows at their births; with `once` step by step, and only if its line is missing."""
         if once is not None:
             return steps.insert(self, rows, once)
         self.insert_rows(rows)
@@ -167,12 +167,12 @@ class CassandraStore(Rows, Leases, Registers, Logs):
         ((now,),) = self._session.ask(
             self._session.prepared(_NOW), host=host, seconds=_TIME_SECONDS
         )
-        # Cassandra 5.0 reads its clock in whole milliseconds, and counts up below them.
+        # Cassandra 5.0 reads its clock in whole milliseconds. The digits below them are a counter.
         told = birth_us(now.bytes)
         return told - told % _GRAIN_US
 
     def changed(self) -> int | None:
-        """None: Cassandra has no such number."""
+        """None: Cassandra has no number that changes with each write."""
         return None
 
     @property

@@ -85,7 +85,7 @@ def read_url(url: str) -> Address:
     """
     parts = split(url)
     if "@" in parts.path + parts.query or parts.fragment:
-        # A password with one of these would be cut there, and an error might show its rest.
+        # A password with one of these characters would be cut, and an error might show the rest.
         raise BadUrl(
             "the cassandra url has a '#', or an '@' behind its hosts; where a user, password or "
             "option has one of / ? # @ & in it, write %2F %3F %23 %40 %26."
@@ -151,7 +151,7 @@ def _hosts(places: str) -> tuple[tuple[str, ...], int]:
 
 def _is_host(host: str) -> bool:
     try:
-        # The resolver does this first, and would raise an error that is not caught as ours.
+        # The resolver encodes a host too, and would raise an error that is not one of shardq's.
         host.encode("idna")
     except UnicodeError:
         return False
@@ -176,7 +176,7 @@ def _keyspace(name: str) -> str:
 def _whole(text: str, name: str, least: int, most: int) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most:
         return int(text)
-    # Never shows the text: after a password with a slash in it, this may be a part of that.
+    # The error never shows the text: it may be the rest of a password that has a slash in it.
     raise BadUrl(f"{name} of the cassandra url must be a whole number, {least} to {most}.")
 
 

@@ -1,7 +1,7 @@
-"""The bare driver doing a benchmark's row work, to which shardq's speed is compared.
+"""A benchmark's row work done by the bare driver, for comparison with shardq's speed.
 
-Statements are made through the driver's public `bind`, as any program would; columns, timestamps,
-batch sizes and requests in flight are the store's.
+Statements are made through the driver's public `bind`, as any program would. Columns, timestamps,
+batch sizes and requests in flight are the same as in the store.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Bare:
         self._drained = 0
 
     def near(self, rows: Sequence[Row]) -> list[list[tuple[Any, ...]]]:
-        """Rows of few shards as values of full batches, each of one shard."""
+        """The values of rows, in full batches of one shard each."""
         by_shard: dict[Shard, list[tuple[Any, ...]]] = {}
         for row in rows:
             by_shard.setdefault(row.shard, []).append(_values(row))
         return [part for mine in by_shard.values() for part in _parts(mine, SHARD_BATCH_ROWS)]
 
     def far(self, rows: Sequence[Row]) -> list[list[tuple[Any, ...]]]:
-        """Scattered rows as values of batches across shards, for a cluster of one node."""
+        """The values of rows, in batches across shards, as the store sends them to one node."""
         return list(_parts([_values(row) for row in rows], ACROSS_PARTITIONS))
 
     def insert(self, batches: Sequence[list[tuple[Any, ...]]]) -> int:
@@ -87,7 +87,7 @@ class Bare:
         for queue, bucket, key, live, state in rows:
             by_bucket.setdefault(bucket, []).append((live, state, queue, bucket, key))
         parts = [list(_parts(mine, _NAMES_MAX)) for mine in by_bucket.values()]
-        # In turn, because two batches of one bucket would wait for each other.
+        # The buckets take turns, because two batches of one bucket would wait for each other.
         turns = zip_longest(*parts)
         self._send(self._batch_of_names(part) for turn in turns for part in turn if part)
         return len(rows)

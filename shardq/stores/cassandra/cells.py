@@ -79,14 +79,14 @@ def listed(values: Iterable[bytes]) -> bytes:
 
 
 def item(values: Sequence[bytes]) -> bytes:
-    """A list's item of serialised values: the only one, or a tuple of several."""
+    """An item for `listed`: the only serialised value, or a tuple of several."""
     if len(values) == 1:
         return values[0]
     return b"".join([_INT.pack(len(value)) + value for value in values])
 
 
 def record(fields: Sequence[bytes | None]) -> bytes:
-    """A value of a user-defined type, of serialised fields; None: null."""
+    """A value of a user-defined type, made from its serialised fields; a field of None is null."""
     return b"".join([_NULL if field is None else _INT.pack(len(field)) + field for field in fields])
 
 
@@ -97,7 +97,7 @@ def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:
 
 
 def routing_key(parts: tuple[bytes, ...]) -> bytes:
-    """The bytes by which a partition key is hashed."""
+    """The bytes of a partition key that the cluster hashes."""
     if len(parts) == 1:
         return parts[0]
     return b"".join([len(part).to_bytes(2, "big") + part + b"\0" for part in parts])

@@ -90,7 +90,7 @@ _LOGIN = (AuthenticationFailed, BadCredentials)
 def store_error(
     error: Exception, *, place: str, write: bool, conditional: bool = False
 ) -> StoreError | SchemaError:
-    """The error to raise for one of the driver's.
+    """The error of shardq to raise for an error of the driver.
 
     Args:
         error: One of `DRIVER_ERRORS`.

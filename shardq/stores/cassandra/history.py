@@ -6,8 +6,8 @@
  try ──► tries[attempt % 100]         USING TIMESTAMP ended
 ```
 
-A put may be repeated any number of times. Of several ends the first stands in whatever order they
-arrive: the later an end, the older its write time. There are no LWTs and no deletes.
+A put may be repeated any number of times. Of several ends the earliest stands, in whatever order
+they arrive, because a later end has an older write time. There are no LWTs and no deletes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
     born_us = birth_us(row_id)
     bigint = cells.bigint
     if fate is not None:
-        # This clock may be behind that of the put, whose write time stays the latest of all.
+        # The end's clock may be behind the put's. An end's write time is never after the put's.
         written_us = max(born_us - max(ended_ms * 1_000 - born_us, 0), 1)
         return _END, [
             *key,

@@ -1,4 +1,4 @@
-"""The parts of its parent's driver that a forked child must not touch."""
+"""Keeps a forked child away from the connections that its parent's driver has opened."""
 
 # ruff: noqa: SLF001 - the driver (3.30) has no other names for these
 
@@ -15,11 +15,11 @@ from shardq import locks
 _REACTORS = ("cassandra.io.libevreactor", "cassandra.io.asyncorereactor")
 
 _kept: list[Any] = []
-"""The parent's objects: if collected they would be closed, which takes locks and sends."""
+"""The parent's objects. If collected, they would be closed, which takes locks and sends."""
 
 
 def leave(cluster: Any, session: Any) -> None:
-    """Keep this child from ever touching its parent's cluster, even as it exits.
+    """Keep this child from ever touching its parent's cluster, even when the child exits.
 
     At exit the driver shuts down all clusters. In a child, the shutdown of a parent's cluster would
     wait for locks that threads held at the fork, and start threads that repeat the parent's

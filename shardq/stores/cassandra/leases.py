@@ -38,9 +38,9 @@ class _Statements(NamedTuple):
 
     @classmethod
     def of(cls, table: str, place: str, anchor: str) -> _Statements:
-        """The statements on a table, whose partitions `place` names."""
+        """The statements on a table; `place` is the condition that names a partition."""
         said = (
-            # `"window" != -1` always holds; a refusal then has the window too.
+            # `"window" != -1` always holds; it makes a refusal show the window too.
             'UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ? AND "window" != -1',
             'UPDATE {}.%s SET holder = ?, "window" = ? WHERE %s IF holder = ?',
             "UPDATE {}.%s USING TTL ? SET lock = ? WHERE %s IF lock = ?",
@@ -49,10 +49,10 @@ class _Statements(NamedTuple):
         return cls._make([*(one % (table, place) for one in said), anchor])
 
 
-# Part of every batch, and always true, because this row is never written. If all conditions were on
+# In every batch, and always true, because this row is never written. If all conditions were on
 # static cells, Cassandra 5.0 (`CQL3CasRequest.readCommand`) would read through every tombstone of
 # the shard to the first live row: 60,000 take 0.1 s, and from 100,000 on no lease could be renewed.
-# With a condition on a row it reads that row and the static cells.
+# If one condition is on a row, Cassandra reads that row and the static cells alone.
 _ANCHOR = (
     "DELETE name FROM {}.messages "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ? IF name = null"
@@ -63,7 +63,7 @@ _LANE_ANCHOR = (
 _OF_SHARDS = _Statements.of("messages", "queue = ? AND minute = ? AND lane = ?", _ANCHOR)
 _OF_LANES = _Statements.of("waiting", "queue = ? AND lane = ?", _LANE_ANCHOR)
 _ANCHOR_AT = [cells.bigint(-1), b"\0\0\0\0\0\0\x10\0" + b"\x80" + bytes(7)]
-"""A due before all that are read, and a valid timeuuid."""
+"""The position of the row that is never written: a due before all that are read, a valid id."""
 # `due` is selected because Cassandra refuses a clustering restriction on static columns alone.
 _BESIDE = (
     'SELECT queue, minute, lane, lock, holder, "window", due FROM {}.messages '

@@ -13,9 +13,9 @@ Why the index misses no row:
   note: consumers deliver it in time, as they do not read the index, and `check --all` notes it.
 - A move deletes the old row in the batch that notes the new one, or after the new row and its note
   were acknowledged.
-- A process leaves out a note only if it remembers one of its own that was acknowledged. A note is
-  erased when its minute has been over for so long that nobody places rows there, and the shard was
-  found empty.
+- A process leaves out a note only if it remembers that its earlier note of the shard was
+    acknowledged. A note is erased when its minute has been over for so long that nobody places rows
+    there, and the shard was found empty.
 
 A lost index costs a visit to every partition, and no message.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DAY_MINUTES = 1_440
 NOTED_MAX = 10_000
-"""Shards that are remembered, and as many from before: 4 MB."""
+"""Shards in each of the two sets of remembered notes: 4 MB."""
 _LANE = 1 << 32
 _BATCH_SHARDS = 2_000
 _PAGE_DAYS = (2, 64)
@@ -66,7 +66,7 @@ class Minutes:
         return shard in self._noted or shard in self._noted_before
 
     def remember(self, shards: Iterable[Shard]) -> None:
-        """Remember notes that were acknowledged; of too many the oldest are forgotten."""
+        """Remember acknowledged notes, and forget the oldest if there are too many."""
         self._noted.update(shards)
         if len(self._noted) >= NOTED_MAX:
             self._noted_before, self._noted = self._noted, set()
@@ -86,7 +86,7 @@ class Minutes:
             writes: list[Write] = []
             size = 0
             for day, shards in days.items():
-                # The birth of any row will do: a note is erased long after the last of them.
+                # Any row's birth will do as write time: an erasure is later than all births by far.
                 born_us = cells.bigint(birth_us(first[shards[0]]))
                 writes.append((_NOTE, [born_us, _packed(shards), queue, cells.bigint(day)]))
                 size += _STATEMENT_BYTES + len(queue) + _SHARD_BYTES * len(shards)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NamedNode(DefaultEndPoint):  # type: ignore[misc] # the driver has no types
-    """A node's address, equal to the driver's own object for it, and the name to check."""
+    """A node's address and the name to check; equal to the driver's own object for the address."""
 
     def __init__(self, address: str, port: int, name: str) -> None:
         super().__init__(address, port)
@@ -56,7 +56,7 @@ class NamedNodes(DefaultEndPointFactory):  # type: ignore[misc]
 def named_nodes(address: Address) -> tuple[list[NamedNode], NamedNodes]:
     """The nodes of a url, and the factory of nodes that are discovered.
 
-    A host without a known address is left out: another one may be reached.
+    A host whose name has no known address is left out, because another host may be reached.
     """
     names: dict[str, str] = {}
     for host in address.hosts:

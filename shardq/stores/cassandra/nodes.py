@@ -65,8 +65,8 @@ class NodeWatch(HostStateListener):  # type: ignore[misc] # the driver has no ty
 
     Attributes:
         since_us: When the last node went down, microseconds since boot; None while one is up.
-        tried_us: When a new connection was last tried, likewise; 0: not since then.
-        said_us: When a failed try was last logged, likewise.
+        tried_us: When a new connection was last tried, microseconds since boot; 0: not since then.
+        said_us: When a failed try was last logged, microseconds since boot; 0: never.
     """
 
     def __init__(self, cluster: Any, clock: Clock) -> None:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Partition, Place, Refused, Table, V
 
 _KEYS_MAX = 100
-"""Keys of one read, which passes a tombstone for each cell of a row that ended lately."""
+"""Keys of one read. It passes a tombstone for each cell of a row that was deleted lately."""
 _BATCH_ROWS = 200
 _PARTITIONS_MAX = 32
 """Partitions of one read."""
 _CHANGES_MAX = 100
-"""Changes of a conditional batch: a drain begins one for each of 16 partitions at once."""
+"""Changes of a conditional batch; a drain sends a batch for each of 16 partitions at once."""
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
@@ -66,7 +66,7 @@ class Registers:
         for key, one in values.items():
             values_sent = _sent(table.values, table.value_columns(one))
             sent = [ttl, *values_sent, *place, *_sent(table.key, table.key_columns(key))]
-            # At this write time the highest value stands, in whatever order notes arrive.
+            # The value is the write time: the highest stands, in whatever order notes arrive.
             at = [cells.bigint(table.latest_of(one))] if table.latest else []
             writes.append((cql, [*at, *sent]))
         self._write_all(table, writes)
@@ -124,7 +124,7 @@ class Registers:
         refused: Refused = {}
         left = list(changes)
         while left:
-            # In one batch both of two changes of a record would be judged by its values before.
+            # In one batch, two changes of a record would both be judged by its values before it.
             turn: dict[Place, Change] = {}
             later = [one for one in left if turn.setdefault(one.place, one) is not one]
             self._in_turn(table, list(turn.values()), done, refused)
@@ -137,7 +137,7 @@ class Registers:
         """Change records, each once; adds to `done` and `refused`."""
         for size in (_CHANGES_MAX, _CHANGES_MAX, 1):
             again: list[Change] = []
-            # Changes in `done` are applied even if these fail.
+            # If this step fails, the changes in `done` are applied all the same.
             with begun("some of the records are written") if done else nullcontext():
                 decided = self._decided(table, _batches_of(changes, size))
             for batch, present in decided:
@@ -156,7 +156,7 @@ class Registers:
     def _decided(
         self, table: Table[K, V], batches: list[list[Change]]
     ) -> list[tuple[list[Change], dict[Place, tuple[dict[str, Any], bool]] | None]]:
-        """Each batch, and None if applied, else each record's present values, True if ours."""
+        """Each batch with None if it was applied, else with what `_present` returns for it."""
         nonces = [secrets.token_hex(8) if table.nonce else None for _ in batches]
         make = {
             number: partial(self._conditional, table, batch, nonce)
@@ -215,7 +215,7 @@ class Registers:
             return
         asked = [_sent(table.key, table.key_columns(key)) for key in keys]
         if not table.partition:
-            # Each key is a partition, and a SERIAL read is of one partition.
+            # Each key is a partition, and a SERIAL read may read only one partition.
             is_alone = is_serial or len(table.key) > 1 or len(asked) == 1
             for key in asked if is_alone else _several(asked):
                 yield bound(cql.find if is_alone else cql.read_of, key)
@@ -247,7 +247,7 @@ def _batches_of(changes: list[Change], size: int) -> list[list[Change]]:
 def _present(
     table: Table[K, V], batch: list[Change], rows: list[dict[str, Any]], nonce: str | None
 ) -> dict[Place, tuple[dict[str, Any], bool]]:
-    """Each record's present values of the columns seen, by a refusal; True if it was our change."""
+    """Each refused record's present values of the columns seen, and True if its change is done."""
     # The answer of a batch has keys, and no rows for records that do not exist.
     named = {_told(table.key, row): row for row in rows if len(row) > 1} if len(batch) > 1 else {}
     found = {}
@@ -263,10 +263,10 @@ def _present(
 
 
 def _several(names: Sequence[Sequence[Any]]) -> Iterator[list[bytes]]:
-    """The values of statements that each read several partitions, by the one column of their names.
+    """The values of statements that each read several partitions, which one column names.
 
     Args:
-        names: The serialised name of each.
+        names: The serialised name of each partition.
     """
     for n in range(0, len(names), _PARTITIONS_MAX):
         some = names[n : n + _PARTITIONS_MAX]

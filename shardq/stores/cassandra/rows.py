@@ -1,4 +1,4 @@
-"""Messages: written at their birth, deleted a second after it, read by slices.
+"""The rows of messages: written at their births, deleted a second later, read by slices.
 
 Rows of one shard are sent together, the others by replica. The first row that a process places in
 a shard is sent with a note for the index (`minutes.py`):
@@ -43,7 +43,7 @@ SHARD_BATCH_BYTES = 1 << 20
 """Bytes of a batch of one partition, which is one mutation: the server takes 4 MiB or more."""
 ACROSS_PARTITIONS = 10
 ACROSS_BYTES = 4_500
-"""Bytes of an unlogged batch across partitions: the server warns above 10 of them and 5 KiB."""
+"""Bytes of an unlogged batch across partitions: the server warns above 10 partitions or 5 KiB."""
 MOVE_ROWS = 100
 MOVE_BYTES = 40 << 10
 """Bytes of a logged batch: the server refuses 50 KiB (`batch_size_fail_threshold`)."""
@@ -53,11 +53,11 @@ BUFFER_BYTES = 8 << 20
 DELETE_ROWS = 1_000
 FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
-"""A delete is written this long after the birth, later than the insert and all edits."""
+"""A delete's write time is the row's birth and this: later than its insert and all edits."""
 
 _AT_ONCE_US = 1_000_000
 _SPAN_CUT = 16
-"""A part of the ring is cut to this fraction: a refused read takes over 50 ms, an empty one 1."""
+"""A refused part of the ring is cut to a 16th: a refused read takes over 50 ms, an empty one 1."""
 _SPAN_MIN = 1 << 32
 """A part of the ring, one in four billion, that holds one partition at most."""
 _ROW_BYTES = 100
@@ -69,7 +69,7 @@ _REFUSED_MAX = 64
 _LIMIT_MAX = (1 << 31) - 1
 _DUE_MAX = (1 << 63) - 1
 _LATELY_MS = 10_800_000
-"""Tombstones stay this long: gc_grace."""
+"""Tombstones stay this long: the tables' gc_grace."""
 _ANY_DUE = Stretch("", (0,), (0,), -1, None, _DUE_MAX)
 
 _INSERT_PLAIN = (
@@ -89,7 +89,7 @@ _EDIT = (
     "UPDATE {}.messages USING TIMESTAMP ? SET state = ? "
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 )
-# Reads numbers and bytes: a datetime and a UUID of every row would cost more than all else.
+# Reads times and ids as numbers and bytes: datetimes and UUIDs would cost more than all else.
 _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, state.attempt, "
     'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", state.claim, '
@@ -102,7 +102,7 @@ _TALLIES = (
     "SELECT minute, lane, count(body), count(note), count(state.claim), count(state.not_before) "
     "FROM {}.messages"
 )
-# The body's write time is null in the stub of an edit of a row that is gone.
+# An edit of a deleted row leaves a stub, in which the body's write time is null.
 _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 _FIRSTS = (
     "SELECT queue, minute, lane, writetime(body), token(queue, minute, lane) FROM {}.messages "
@@ -114,7 +114,7 @@ _PLAIN = (None, 0, *[None] * 11, 0, 0)
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
 _BARE_READS = {c: cql.replace(" body,", " writetime(body),") for c, cql in _READS.items()}
-"""Read the write time in place of the body; in a stub both are null."""
+"""Reads of the body's write time in place of the body; a deleted row's stub has neither."""
 _COUNTS = {
     c: f"{_TALLIES} {_IN_SHARDS} {c} GROUP BY queue, minute, lane" for c in CONDITIONS.values()
 }
@@ -194,18 +194,18 @@ class Rows:
         yield from self._packed(small)
 
     def _inserts(self, rows: Iterable[Row], noted: set[Shard]) -> Iterator[Any]:
-        """Batches of rows. A shard's note is in the same batch as its first row, or in one before.
+        """Batches of rows. A shard's note is in the batch of its first row, or in a batch before.
 
-        Consumers may read rows of groups while the next are written. So where such rows are due at
-        once, each batch of a lane is acknowledged before the next is sent, and each minute before
-        the next.
+        Consumers may read rows of groups while later ones are written. So for such rows that are
+        due at once, a lane's batch is acknowledged before its next batch is sent, and all rows of a
+        minute before those of the next minute.
 
         Args:
             rows: The rows.
             noted: Gets the shards that are noted.
 
         Yields:
-            The batches; None where those before must be acknowledged first.
+            The batches; None where all batches before it must be acknowledged first.
         """
         waiting: dict[Shard, tuple[list[Row], int]] = {}
         waiting_rows = waiting_bytes = 0
@@ -263,7 +263,7 @@ class Rows:
         is_noted = self._minutes.is_noted
         new = {row[0]: row[2] for row in rows if row[0] not in noted and not is_noted(row[0])}
         if len(noted) >= NOTED_MAX:
-            # Later rows of these shards note them once more.
+            # The set stays small. Later rows of the forgotten shards note them once more.
             noted.clear()
         noted.update(new)
         return [_Piece(*one) for one in self._minutes.writes(new)] if new else []
@@ -332,7 +332,7 @@ class Rows:
             yield self._moved(batch, noted)
 
     def _moved(self, moves: list[RowMove], noted: set[Shard]) -> Any:
-        """One batch of moves. It also notes shards that other batches note, which may fail."""
+        """One batch of moves. It notes all its new shards: another batch with a note may fail."""
         writes = _move_writes(moves)
         mine: set[Shard] = set()
         for note in self._notes([move.new for move in moves], mine):
@@ -396,7 +396,7 @@ class Rows:
                 shards.setdefault(shard, []).extend(rows)
         least = min(one.limit for one in wanted)
         for shard, rows in shards.items():
-            # If a slice was read in halves, each half has returned up to its limit.
+            # If a slice was read in halves, each half has returned up to the slice's limit.
             if len(rows) > least:
                 del rows[_limit_of(shard, wanted) :]
         # The server returns partitions by token, and orders rows within each.
@@ -414,7 +414,7 @@ class Rows:
     def _counted(self, wanted: Slice) -> Iterator[tuple[Shard, int, int, int, int]]:
         """For each shard: the shard, its rows with notes, notes alone, claims and waits.
 
-        A shard may come in several parts, which are added up.
+        A shard may come in several parts, which the caller adds up.
         """
         for page in self._pages(_COUNTS, [(Stretch.of(wanted), None)], "count"):
             for minute, lane, *counts in page:
@@ -451,11 +451,11 @@ class Rows:
                 yield self._session.bound(cql[condition], [*place, *bounds])
 
     def _is_known(self, stretch: Stretch) -> bool:
-        """True if it covers a stretch whose read was refused before."""
+        """True if a stretch covers one whose read was refused before."""
         return any(stretch.covers(refused) for refused in self._refused)
 
     def _remember(self, refused: Stretch) -> None:
-        """Remember a refused stretch: any that covers it is split before it is read."""
+        """Remember a refused stretch, so that any stretch that covers it is split before a read."""
         if refused.is_of_one_shard:
             others = [one for one in self._refused if not one.covers(refused)]
             self._refused = (*others[-_REFUSED_MAX:], refused)
@@ -467,7 +467,7 @@ class Rows:
         """None: each shard is counted by itself."""
 
     def seek(self, queue: str, entry: bytes | None, name: str) -> None:
-        """None: all of the queue would have to be read."""
+        """None: Cassandra would have to read the whole queue."""
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """The shards of minutes x lanes with a row, or with too many deleted ones to find out."""
@@ -500,7 +500,7 @@ class Rows:
         )
 
     def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
-        """The queues of slices that have a row there, or a stub."""
+        """The queues that have a row, or a deleted row's stub, in one of their slices."""
         places = {(one.queue, lane) for one in wanted for lane in one.lanes}
         by_minutes: dict[tuple[int, ...], list[Slice]] = {}
         for one in wanted:
@@ -518,7 +518,7 @@ class Rows:
         }
 
     def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
-        """None: the index is not read for this."""
+        """None: Cassandra has no quick way to find the minute."""
         return None
 
     def indexed(self, queue: str, minutes: range) -> Iterator[Shard]:
@@ -532,8 +532,8 @@ class Rows:
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row; visits the whole table, a page at a time.
 
-        If a page passes more deleted rows than the server allows a read, the part of the ring is
-        cut, and at last one partition by its dues.
+        If a read passes more deleted rows than the server allows, its part of the ring is cut. A
+        part with a single partition is cut by dues.
         """
         for start, until in self._token_ranges():
             after, span = start, until - start
@@ -570,7 +570,7 @@ class Rows:
     def _first_in_parts(
         self, after: int, until: int, parts: Iterable[Stretch]
     ) -> list[tuple[Any, ...]]:
-        """The first row between two tokens so near that one shard is left between them."""
+        """The first row between two tokens that have only one shard between them."""
         for part in parts:
             try:
                 firsts = list(self._firsts(after, until, part))
@@ -584,7 +584,7 @@ class Rows:
         return []
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
-        """True if a shard has a row: if the first one is a stub, rows are counted."""
+        """True if a shard has a row; rows are counted if the first is the stub of a deleted row."""
         if first_written is not None:
             return True
         everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)
@@ -696,7 +696,7 @@ def _move_writes(moves: list[RowMove]) -> list[Write]:
 
 
 def _by_age() -> Iterator[Stretch]:
-    """All dues in three parts: the one in the middle has the dues of most rows deleted lately."""
+    """All dues in three parts; most rows that were deleted lately were due in the middle part."""
     now_ms = clock.machine_us() // 1_000
     edges = -1, now_ms - _LATELY_MS, now_ms + _LATELY_MS, _DUE_MAX
     for after_ms, until_ms in pairwise(edges):
@@ -738,7 +738,7 @@ def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:
 
 
 def _bare(page: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """A page in which each write time of a body is an empty body."""
+    """A page with an empty body in place of each body's write time."""
     return [(*one[:4], None if one[4] is None else b"", *one[5:]) for one in page]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.stores.cassandra.session import Session
 
 OURS = "shardq"
-"""The name of our row in `schema_version`."""
+"""The name of shardq's row in `schema_version`."""
 TABLES = (
     "schema_version",
     "messages",
@@ -72,7 +72,7 @@ class Migration(NamedTuple):
     """The statements that make a format.
 
     Attributes:
-        number: The format; `BASE` for the tables.
+        number: The format that the statements make; `BASE` for the tables.
         text: CQL with comments.
     """
 
@@ -169,7 +169,7 @@ def _format(session: Session, tables: set[str]) -> int:
     """The format of a keyspace that has tables; 0 if `init` was interrupted.
 
     Raises:
-        SchemaMissing: If they are not shardq's.
+        SchemaMissing: If the tables are not shardq's.
     """
     if "schema_version" not in tables:
         address = session.address
@@ -203,7 +203,7 @@ def _keyspace_cql(address: Address, copies: int) -> str:
 
 
 def _copies(session: Session) -> int:
-    """3 if each data centre in use has three nodes, else 1: two copies could not lose one."""
+    """3 if each data centre in use has three nodes, else 1: of two copies, a quorum needs both."""
     counts: dict[str, int] = {}
     for host in session.cluster.metadata.all_hosts():
         if session.address.dc in (None, host.datacenter):

@@ -79,7 +79,7 @@ Write = tuple[str, list[Any]]
 _TRACED = re.compile(r"Read \d+ live rows.*?(\d+) tombstone")
 _TRACE_SECONDS = 5.0
 _LWT_SECONDS = 3.0
-"""Timeout of an LWT: a renewal that is asked again is decided before its lease ends."""
+"""Timeout of an LWT, so short that a renewal can be repeated before its lease ends."""
 _ELSEWHERE_SECONDS = 0.5
 _AWAY_US = 30_000_000
 """A node that only restarts is back within this time, and the driver has found it."""
@@ -87,7 +87,7 @@ _AGAIN_US = 10_000_000
 _SAID_US = 60_000_000
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEAT_TIMEOUT_SECONDS = 3.0
-"""With the driver's 30 s each, a frozen node would be sent requests for a minute."""
+"""With the driver's own two values, 30 s each, a frozen node would get requests for a minute."""
 
 
 def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfile]:
@@ -214,7 +214,7 @@ class Session:
         One thread tries; requests of others fail in the driver meanwhile.
 
         Returns:
-            The new connection; the old one until that succeeds.
+            The new connection; the old one if no new one was made.
         """
         nodes, now_us = live.nodes, self._clock.boot_us()
         away_us = now_us - (nodes.since_us or now_us)
@@ -267,7 +267,7 @@ class Session:
                 # The driver sends in pieces of 4 KiB. Without this the kernel delays the last piece
                 # of a request by 40 ms, until the pieces before it are acknowledged.
                 sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-                # Prepared on all nodes, each new statement would wait for a frozen node.
+                # If all nodes prepared it, each new statement would wait for a frozen node.
                 prepare_on_all_hosts=False,
                 idle_heartbeat_interval=_HEARTBEAT_SECONDS,
                 idle_heartbeat_timeout=_HEARTBEAT_TIMEOUT_SECONDS,
@@ -290,7 +290,7 @@ class Session:
                 ) from error
             raise store_error(error, place=address.shown, write=False) from error
         self._judge(cluster)
-        # Servers set the write time of statements without one: their clocks agree.
+        # Servers set the write time of a statement that has none, because their clocks agree.
         session.use_client_timestamp = False
         session.default_fetch_size = FETCH_ROWS
         return _Live(cluster, session, NodeWatch(cluster, self._clock))
@@ -334,7 +334,7 @@ class Session:
         return statement
 
     def bundle(self, writes: Sequence[Write], kind: BatchType = BatchType.UNLOGGED) -> Any:
-        """One request for all writes, routed by the first."""
+        """One request for all writes, sent to a replica of the first write's partition."""
         if len(writes) == 1:
             return self.bound(*writes[0])
         batch = BatchStatement(kind)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 SLOW_US = 10_000_000
-"""The driver itself notices a frozen node within this time."""
+"""How long a node counts as slow: within this time the driver itself notices a frozen node."""
 
 
 class SlowNodes:
@@ -45,7 +45,7 @@ class SlowNodes:
         long on any node.
 
         Args:
-            future: The driver's.
+            future: The driver's future of the request.
             error: The error that the request ended with.
         """
         asked = future.attempted_hosts

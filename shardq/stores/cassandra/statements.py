@@ -1,4 +1,4 @@
-"""The CQL of notes and records, made from their tables when this is imported."""
+"""The CQL of notes and records, made from their tables when this module is imported."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Statements(NamedTuple):
 
     Attributes:
         read: Reads all rows of a partition; of the table if each key is a partition.
-        read_of: Reads all rows of a partition, with its name before them; of several partitions if
-            one column names them. Of a table whose keys are partitions: reads rows by several keys,
-            each of one column; empty if keys have more.
+        read_of: Reads all rows of a partition, or of several if one column names a partition; a row
+            begins with the partition's name. For a table whose keys are partitions: reads rows by
+            several keys of one column; empty if keys have more columns.
         find: Reads rows by key.
         note: Writes a row plainly; empty for a table of records alone.
-        erase: Deletes a row plainly; empty likewise.
+        erase: Deletes a row plainly; empty for a table of records alone.
     """
 
     read: str
@@ -56,7 +56,7 @@ def statements_of(table: Table[Any, Any]) -> Statements:
 
 
 def change_of(table: Table[Any, Any], seen: tuple[str, ...], new: tuple[str, ...] | None) -> str:
-    """The statement that sets columns, or deletes a row, if its columns are as seen."""
+    """The statement that sets columns of a row, or deletes it, if its columns are as seen."""
     shape = table, seen, new
     if shape not in CHANGES:
         name, row = f"{{}}.{table.name}", _are((*table.partition, *table.key))

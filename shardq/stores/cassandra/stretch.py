@@ -2,8 +2,8 @@
 
 A replica fails a read that passes more deleted rows than `tombstone_failure_threshold`, 100,000 by
 default. Rows stay as tombstones for gc_grace after their delivery. A lane that delivers 2,000
-messages a second has as many in a minute; a million timers for nine o'clock, in a millisecond. A
-range is cut by these, in this order:
+messages a second leaves that many in a minute, and a million timers for nine o'clock leave them in
+a millisecond. A range is cut by these values, in this order:
 
 ```
  minutes ──► lanes ──► dues ──► births of rows due in one millisecond
@@ -28,17 +28,17 @@ CONDITIONS = {
     (True, False): "AND (due, id) > (?, ?) AND (due) <= (?)",
     (True, True): "AND (due, id) > (?, ?) AND (due, id) <= (?, ?)",
 }
-"""(the lower, the upper bound names a row) -> the condition on due and row id."""
+"""(the lower bound names a row, the upper does) -> the condition on due and row id."""
 READ_SHARDS = 2_000
 """Partitions of one query; the coordinator holds a command for each."""
 
 _LATE_MS = 1 << 41
-"""In 2039: an endless range is first cut here, because deleted rows are due before that."""
+"""A time in 2039. An endless range is first cut here, because deleted rows are due earlier."""
 _LATEST_US = 600_000_000
 """A row is born before it is due, or at most this much later, as clocks differ."""
 _LONG_US = 86_400_000_000
 _RECENT = 64
-"""A long time is cut before the last of so many parts: most births are not long before a due."""
+"""A long time is cut before its last 64th: most rows are born shortly before they are due."""
 _EVER_US = 1 << 52
 _LAST = b"\xff" * 17
 
@@ -60,7 +60,7 @@ class Stretch(NamedTuple):
         return cls(*wanted[:4], wanted.after_id, wanted.until_ms)
 
     def bounds(self) -> tuple[str, list[bytes]]:
-        """The one of `CONDITIONS` that fits, and its values."""
+        """The condition of `CONDITIONS` for this range, and its values."""
         values = [cells.bigint(self.after_ms)]
         if self.after_id is not None:
             values.append(self.after_id)
@@ -79,11 +79,11 @@ class Stretch(NamedTuple):
 
     @property
     def is_of_one_shard(self) -> bool:
-        """True if it can be cut by dues and births only."""
+        """True if the range is of one shard, and so can be cut by dues and births only."""
         return len(self.minutes) == len(self.lanes) == 1
 
     def covers(self, other: Stretch) -> bool:
-        """True if this contains all of another, which is of one shard."""
+        """True if this range contains all of another range, which is of one shard."""
         return (
             other.queue == self.queue
             and other.minutes[0] in self.minutes
@@ -99,7 +99,7 @@ class Stretch(NamedTuple):
         return self.until_ms, ids.order_key(self.until_id) if self.until_id else _LAST
 
     def halves(self) -> tuple[Stretch, ...]:
-        """Both halves, in order; none if it is too small."""
+        """Both halves, in order; none if the range is too small to be cut."""
         for axis in ("minutes", "lanes"):
             places = getattr(self, axis)
             if len(places) > 1:

@@ -2,7 +2,7 @@
 
 Every conditional statement of shardq may be repeated: once applied, its condition fails, and the
 refusal shows the nonce that it wrote. A repeat also finishes a round that Paxos has begun, as a
-SERIAL read would. It must follow within seconds: Paxos forgets an undecided round after a time.
+SERIAL read would. A repeat must follow within seconds, because Paxos forgets undecided rounds.
 """
 
 from __future__ import annotations

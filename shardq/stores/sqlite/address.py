@@ -6,8 +6,8 @@
 | `busy` | `10s` | how long a call waits for other processes' writes |
 | `mode` | | `ro`: the file is read and never changed |
 
-With `mode=ro` no file is made beside it either, unless a log exists there: then SQLite makes the
-log's index, and both may stay until a process that writes closes the file.
+With `mode=ro` no file is made beside the database, unless a log exists there. Then SQLite makes the
+log's index, and log and index may stay until a process that writes closes the database.
 Without `mode=ro` a file is open for reading only if this user cannot write it or its directory.
 """
 

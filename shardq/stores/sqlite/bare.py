@@ -1,6 +1,6 @@
-"""`sqlite3` alone doing a benchmark's row work, to which shardq's speed is compared.
+"""A benchmark's row work done by `sqlite3` alone, for comparison with shardq's speed.
 
-Schema, log, columns and the connection's settings are the store's.
+Schema, log, columns and the connection's settings are the same as in the store.
 """
 
 from __future__ import annotations

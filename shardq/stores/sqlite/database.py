@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION_MIN = (3, 32)
-"""The first release with `iif`."""
+"""SQLite's first release with `iif`, which the statements use."""
 _STATEMENTS = 64
 LOG_BYTES = 32 << 20
-"""The log is cut to this size once its pages are in the file; it is usually 4 MiB, in bulk 20."""
+"""The log is cut to this size once its pages are in the file. It usually has 4 MiB, in bulk 20."""
 _WAL_TRIES = 100
 """Tries to change to WAL while other processes are opening the new file too."""
 
@@ -41,7 +41,7 @@ class _Channel(OpenedFile):
     """One connection, and the lock of the threads that share it.
 
     Attributes:
-        connected: How many connections it has had.
+        connected: How many connections the channel has had, one after the other.
     """
 
     __slots__ = ("connected", "lock")
@@ -164,7 +164,7 @@ class Database:
         with self._reader.lock, self._failures.translated(writing=False):
             reader = self._reader
             if reader.settled is not None and reader.settled != self._file.settled_state():
-                # Another process writes by now, and this connection would see a part of that.
+                # Another process writes by now, and this connection would see a part of its writes.
                 reader.close()
             elif self._file.only_reads is not None and self._file.is_gone():
                 # A reader continues with the file that has the name now.
@@ -177,7 +177,7 @@ class Database:
     def write(self, statement: str, values: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own; returns how many rows it wrote.
 
-        It uses no context manager, which would add a tenth to a single put.
+        No context manager is used: it would add a tenth to the time of a single put.
         """
         channel = self._writer
         locks.refuse_within(channel.lock, self._reader.lock)
@@ -199,8 +199,8 @@ class Database:
         """The connection that writes, in a transaction that is committed at the end.
 
         Args:
-            is_lasting: False if a power cut may undo it. The commit then waits for no disk; the
-                next lasting one puts both on the disk.
+            is_lasting: False if a power cut may undo the transaction. The commit then does not wait
+                for the disk; the next lasting commit puts both on the disk.
         """
         locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock, self._failures.translated(writing=True):
@@ -218,7 +218,7 @@ class Database:
     def changed(self) -> int | None:
         """A number that changes when another connection has written; None in memory.
 
-        The connection that writes gives it, so that this process's own writes do not change it.
+        The number is the writing connection's, so that this process's own writes do not change it.
         While a thread is writing, the last number is returned, without a wait.
         """
         if self.path is None:
@@ -235,7 +235,7 @@ class Database:
         with channel.lock, self._failures.translated(writing=False):
             connection = channel.connection or self._reconnect(channel)
             (version,) = connection.execute("PRAGMA data_version").fetchone()
-        # Versions of two connections cannot be compared; with the count of connections they differ.
+        # Versions of two connections may be equal; the count of connections makes them differ.
         self._news = channel.connected << 32 | version
         self._quiet_log = log
         return self._news
@@ -345,7 +345,7 @@ class Database:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str, unsynced: str = "") -> Iterator[None]:
-    """A transaction; `unsynced` names how others are put on the disk, if this one need not be."""
+    """A transaction. If `unsynced` is set, it is not synced; afterwards that level is set again."""
     try:
         if unsynced:
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -353,7 +353,7 @@ def _transaction(connection: sqlite3.Connection, begin: str, unsynced: str = "")
         yield
         connection.execute("COMMIT")
     finally:
-        # After any error, also of COMMIT, all of the transaction must go.
+        # After any error, even one of COMMIT, the whole transaction must be undone.
         if connection.in_transaction:
             connection.rollback()
         if unsynced:
@@ -372,7 +372,7 @@ class _Forks:
         for ref in _databases.valuerefs():
             database = ref()
             if database is not None:
-                # Kept first: an exception of a signal's handler ends the wait, but not the fork.
+                # Kept first: if a signal's handler raises, the wait ends, but not the fork.
                 self._held.append(database)
                 database.before_fork()
 
@@ -393,7 +393,7 @@ class _Forks:
 
 
 _databases: WeakValueDictionary[int, Database] = WeakValueDictionary()
-"""All databases of this process, by `id`: a copy of this dictionary, unlike of a set, is atomic."""
+"""All databases of this process, by `id`. A dictionary, because copies of a set are not atomic."""
 _forks = _Forks()
 os.register_at_fork(
     before=_forks.before,

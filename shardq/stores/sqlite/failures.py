@@ -49,7 +49,7 @@ class DatabaseFailures:
         file: The file that errors name, and that is checked for their cause.
         writer: The connection that writes.
         connections: The connections that write and read.
-        busy_ms: How long each waits for writers of other processes.
+        busy_ms: How long a connection waits for writers of other processes.
     """
 
     file: File
@@ -66,7 +66,7 @@ class DatabaseFailures:
             raise self.error_of(error, writing=writing) from error
 
     def error_of(self, error: sqlite3.Error, *, writing: bool) -> ShardqError:
-        """The error to raise for one of SQLite's.
+        """The error of shardq to raise for an error of SQLite.
 
         Args:
             error: The error that a connection of this database raised.
@@ -90,7 +90,7 @@ class DatabaseFailures:
                 f"{said}; another program has changed its tables."
             )
         if kind == sqlite3.SQLITE_IOERR and writing:
-            # A failed sync leaves a commit in the log, which counts only if the machine fails next.
+            # A failed sync leaves the commit in the log: it counts only if the machine fails next.
             return StoreTimeout(f"{said}; maybe written, check the disk and your quota on it.")
         return self._ended_by_fork(error, writing=writing) or self._refusal_of(kind, said)
 
@@ -133,7 +133,7 @@ class DatabaseFailures:
         return error(f"{why[0]} under {self.file.shown} {why[1]}; nothing was written, {why[2]}.")
 
     def _empty_log(self) -> None:
-        """Copy the log into the file, if that has room, so that it is written from its beginning.
+        """Copy the log into the file, if the file has room; the log then starts from its beginning.
 
         Acks and the release of leases then need no more of a full disk. The caller has the writer's
         lock.

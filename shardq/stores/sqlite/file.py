@@ -1,9 +1,9 @@
 """The file of one SQLite database, found by its name, and the files beside it.
 
 A file that is only read (`mode=ro`, or one that this user cannot write) is not changed. If nobody
-has it open, SQLite may not make a log and its index beside it: they would belong to the reader's
-user, and keep all others from writing. If a log exists, it has the last writes: SQLite then makes
-the index if that is missing. A reader that outlives the last writer leaves both files until the
+has it open, SQLite may not make a log and its index beside it: both would belong to the reader's
+user, and keep all others from writing. If a log exists, it has the last writes, and SQLite makes
+the index if there is none. A reader that outlives the last writer leaves both files until the
 next writer closes the database.
 
 SQLite goes on writing to files that were removed or replaced, and nobody would ever read those
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOG_SETTLED_US = 1_000_000
-"""A commit becomes visible when the log is synced, at most this long after the last write to it."""
+"""A commit becomes visible when the log is synced, at most this long after the log's last write."""
 _LOOK_US = 100_000
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class OpenedFile:
-    """A connection, and the files that had the names when it was opened.
+    """A connection, and the files that had the database's names when the connection was opened.
 
     Attributes:
         connection: The connection; None while it is closed.
@@ -62,7 +62,7 @@ class File:
 
     Attributes:
         shown: The url, for people.
-        only_reads: Why it is open for reading only; None if it is not.
+        only_reads: Why the file is open for reading only; None if it is open for writing too.
         members_path: The directory of members' files, which need not exist; None in memory.
     """
 
@@ -79,10 +79,10 @@ class File:
         """Device and inode of the file that was opened first; after a fork it is opened again."""
 
     def examine(self) -> None:
-        """Find out, before the first connection, if it can be opened, and for writing.
+        """Find out, before the first connection, if the file can be opened, and if for writing.
 
         Raises:
-            StoreUnavailable: If it cannot be opened; the error says why, as SQLite's does not.
+            StoreUnavailable: If it cannot be opened; the error says why, unlike SQLite's.
         """
         self._named = None
         with self._looking():
@@ -142,7 +142,7 @@ class File:
             return ":memory:"
         uri = f"file:{quote(os.fsencode(self.path))}"
         if self.only_reads is None:
-            # A file that existed once is not made again.
+            # A file that was opened before and is gone is not made again.
             return uri if self._named is None else f"{uri}?mode=rw"
         # If immutable, SQLite makes nothing beside the file; callers watch its state for changes.
         return f"{uri}?mode=ro" if settled is None else f"{uri}?mode=ro&immutable=1"
@@ -194,7 +194,7 @@ class File:
         log, index = opened.beside
         found = _inode_of(self.log_path), _inode_of(self.index_path)
         if opened.connection is None:
-            # A fork in a signal's handler has closed it; the next connection looks again.
+            # A fork in a signal's handler has closed the connection; the next one looks again.
             return
         # An inode of 0 is unknown: the file had no name yet when it was looked up.
         if log and index and found != opened.beside:
@@ -295,7 +295,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _other_name(path: Path) -> str | None:
-    """How the file has another name, and what to do; None if it has no other."""
+    """How the file has a second name, and what to do about it; None if it has only one."""
     links = path.stat().st_nlink
     if links > 1:
         return f"has {links} names (hard links); remove all but one"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BATCH_MARKS = 20_000
 _PAGE_MARKS = 5_000
 _VOID_MARKS = 20_000
-"""Expired rows deleted with one batch: as many as it writes at most, so that they never pile up."""
+"""Expired rows deleted with one batch: as many as a batch may write, so that none pile up."""
 _MINUTE_MS = MINUTE_US // 1_000
 _TIME_BYTES = 8
 """The first bytes of an `order_key` are the time of the id."""

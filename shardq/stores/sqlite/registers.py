@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, Column, K, Note, Partition, Refused, Table, V
 
 _CHANGES_MAX = 2_000
-"""Changes of a transaction, for which others wait: 30 us each."""
+"""Changes of a transaction; other writers wait 30 us for each change."""
 _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
-"""Expired rows deleted with each note: over one, or they pile up; few, because others wait."""
+"""Expired rows deleted with each note: with one, they might pile up; with many, writers wait."""
 _SWEPT_MINUTES = 512
-"""The last sweep of a sealed shard is after 256 minutes; after twice that nobody leases it."""
+"""The last sweep of a sealed shard is after 256 minutes. After 512 nobody leases the shard."""
 
 IN_FORCE = """\
 CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
@@ -42,7 +42,7 @@ _LAPSES = {
     Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),
     Lapse.BOOT: (("until_us", "space", "from_boot_us", "until_boot_us"), f"({IN_FORCE})"),
 }
-"""The columns that say when a row expires, and the condition that it has not."""
+"""The columns that record when a row expires, and the condition that the row has not expired."""
 
 
 class Statements(NamedTuple):
@@ -50,11 +50,11 @@ class Statements(NamedTuple):
 
     Attributes:
         read: Reads the rows of a partition that have not expired.
-        find: Reads one of them by key.
-        note: Writes a row; in a table with a latest column, unless a later one is stored.
+        find: Reads a row that has not expired, by its key.
+        note: Writes a row; in a table with a latest column, unless a later row is stored.
         erase: Deletes a row.
         void: Deletes expired rows; empty for a table without a lapse.
-        void_one: Deletes a row if it has expired; empty likewise.
+        void_one: Deletes a row if it has expired; empty for a table without a lapse.
     """
 
     read: str
@@ -135,7 +135,7 @@ class _Shape(NamedTuple):
 
 
 def _change_of(table: Table[Any, Any], shape: _Shape) -> str:
-    """The statement that changes a row if it is as it was seen.
+    """The statement that changes a row if the row is as it was seen.
 
     Its parameters are the new values, their end, the row's place, the values seen, and now; both
     times only if rows of the table can expire.
@@ -271,7 +271,7 @@ class SqliteRegisters:
         return {key: one for key, one in found.items() if table.has_value(one)}
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Apply the changes whose records are as seen: a transaction for 2,000 and their rows."""
+        """Apply the changes whose records are as seen, 2,000 and their rows in a transaction."""
         table.check_records()
         refused: Refused = {}
         for n in range(0, len(changes), _CHANGES_MAX):
@@ -341,7 +341,7 @@ class SqliteRegisters:
         until: Mapping[int | None, Mapping[str, Any]],
         refused: Refused,
     ) -> list[Change]:
-        """Apply the changes whose records are as they were seen; returns them."""
+        """Apply the changes whose records are as they were seen; returns the applied changes."""
         sql, names = STATEMENTS[table], [column.name for column in table.values]
         done = []
         for change in changes:
@@ -388,7 +388,7 @@ class SqliteRegisters:
     def _void_records(
         self, connection: sqlite3.Connection, table: Table[K, V], partition: Partition
     ) -> None:
-        """Delete the expired rows of a partition once a minute, because it reads all of it."""
+        """Delete a partition's expired rows once a minute: the delete reads the whole partition."""
         place, now = (table.name, partition), self._now()
         if now["now_us"] >= self._void_next_us.get(place, 0):
             connection.execute(STATEMENTS[table].void, now | _named(table.partition, partition))

@@ -198,7 +198,7 @@ CREATE TABLE actions (
     until_us INTEGER,          -- when the row expires, epoch microseconds
     PRIMARY KEY (day, at)
 ) WITHOUT ROWID""",
-    # Finds expired rows, of which none is in the partition of a new one.
+    # Finds expired rows: none of them is in the partition of a new row.
     "CREATE INDEX actions_until ON actions (until_us)",
     """\
 CREATE TABLE endpoints (
@@ -222,11 +222,11 @@ CREATE TABLE sent (
 """The statements that make the tables of format `BASE`."""
 
 MIGRATIONS: dict[int, tuple[str, ...]] = {}
-"""Format -> the statements that make it of the one before."""
+"""Format -> the statements that make it from the format before."""
 
 
 def _statements(number: int) -> list[str]:
-    """The statements that make the newest format of format `number`; 0: an empty database."""
+    """The statements that make the newest format from format `number`; 0: an empty database."""
     found = [] if number else [*TABLES]
     for later in range(max(number, formats.BASE) + 1, formats.FORMAT + 1):
         found += MIGRATIONS.get(later, ())

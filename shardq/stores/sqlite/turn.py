@@ -34,10 +34,10 @@ _PATIENCE_S = 1.0
 _KEPT_US = 5_000
 """A turn is kept this long at most while others wait: each of eight busy writers waits 40 ms."""
 _AGAIN_US = 150
-"""A process that mostly writes again this soon keeps its turn: the next would begin no sooner."""
+"""A process that mostly writes again this soon keeps its turn: the next one would be no sooner."""
 _SCORE_KEPT, _SCORE_MAX = 4, 8
 _TRIED_EVERY = 16
-"""Any other process keeps one turn in so many, to find out whether it writes sooner by now."""
+"""A process that mostly writes later keeps one turn in so many, to learn if that has changed."""
 _LINGER_S = 0.001
 """A kept turn ends after this long without a write."""
 _LOOK_S = 0.000_03
@@ -52,8 +52,8 @@ _FLOCK = struct.Struct("hhqqi")
 _LOCK_NEXT = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
 _UNLOCK_NEXT = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
 _HAS_NEXT = hasattr(fcntl, "F_OFD_SETLKW") and struct.calcsize("P") == struct.calcsize("q")
-"""Only Linux has byte locks that belong to an open file. Elsewhere each write is a turn, and its
-lock stands for both."""
+"""Only Linux has byte locks that belong to an open file. Elsewhere each write is a turn, and the
+turn's lock serves as both locks."""
 _clock = SystemClock(0)
 
 
@@ -77,7 +77,7 @@ class Turn:
         self._is_here = False
         """True while the turn is this process's."""
         self._is_in_vain = False
-        """True if the last wait was in vain: then nobody waits until a turn is free again."""
+        """True if the last wait was in vain. The next waits are skipped until a turn is free."""
         self._since_us = 0
         """When this turn began."""
         self._ended_us = 0
@@ -91,7 +91,7 @@ class Turn:
     def take(self) -> None:
         """Wait for a turn; call `give_back` afterwards, even if the wait was interrupted.
 
-        While an earlier wait goes on, it returns at once.
+        Returns at once while an earlier wait goes on.
         """
         self.count += 1
         if self._is_here:
@@ -183,7 +183,7 @@ class Turn:
             self._score = max(self._score - 1, 0)
 
     def _is_watched(self, linger_s: float) -> bool:
-        """Have a kept turn ended after this long without a write; False if no thread starts."""
+        """Let a thread end a kept turn this long after a write; False if no thread starts."""
         if self._watcher is None or not self._watcher.is_alive():
             watcher = _Watcher(self, self._lock)
             try:
@@ -196,7 +196,7 @@ class Turn:
 
     def _end(self, descriptor: int) -> None:
         if not self._is_here:
-            # In vain, or interrupted: it may still be the next.
+            # The wait was in vain or interrupted: this process may still be the next.
             _be_next_no_more(descriptor)
         self._is_here = False
         _unlock(descriptor)
@@ -293,7 +293,7 @@ class _Watcher(threading.Thread):
 class _Waiter:
     """Waits to be next in a thread of its own, because the system's wait has no timeout.
 
-    A bare thread: one of `threading` takes as long to start and to end as two writes.
+    The thread is bare: one of `threading` takes as long to start and to end as two writes.
 
     Args:
         descriptor: The log's.
@@ -320,7 +320,7 @@ class _Waiter:
         return self._end.acquire(timeout=_PATIENCE_S)
 
     def leave(self) -> bool:
-        """Release the lock, now or once it is taken; True if now. Idempotent."""
+        """Release the lock, now or once it is taken; True if it is released now. Idempotent."""
         with self._guard:
             self._is_left = True
             if self.is_alive:
