@@ -8,7 +8,7 @@ import pytest
 from worlds import World, world_of
 
 from shardq.stores import steps
-from shardq.stores.store import NO_MARKS
+from shardq.stores.store import NO_MARKS, NO_TIMES
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def in_steps(stage: Stage) -> None:
     def move(
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         if not marks:
             return whole(moves)
-        steps.move(stage._store, list(moves), marks, ttl_ms)
+        steps.move(stage._store, list(moves), marks, kept_ms)
         return set()
 
     stage._sqlite.move = move  # type: ignore[method-assign]

@@ -379,3 +379,15 @@ def test_a_key_is_held_after_its_message_died_into_another_queue(stage: Stage) -
     stage.clock.advance(3_601)
     assert queue.redrive() == 1
     assert queue.get("k") is not None
+
+
+def test_each_queue_keeps_the_record_of_a_forwarded_message_for_its_own_time(stage: Stage) -> None:
+    db = stage.connect()
+    short, long = db.queue("short", history="1h"), db.queue("long", history="30d")
+    stage.clock.advance(10)
+    message = short.put("a")
+    short.forward(to="long", ids=[message.id])
+    stage.clock.advance(2 * 3_600)
+    short.alter(history="30d")
+    assert [record.id for record in long.history()] == [message.id]
+    assert list(short.history()) == []

@@ -219,3 +219,29 @@ def test_members_that_fire_at_once_agree_whether_the_last_run_has_ended(
     stage.faults.call("write_records schedules", end_and_fire, after=False)
     one.fire(["slow"])
     assert len(queue.peek()) + queue.schedules["slow"].skipped == 1
+
+
+def test_a_schedule_that_is_paused_while_others_are_put_keeps_its_last_run(
+    stage: Stage, queue: Queue
+) -> None:
+    for name in ("a", "b"):
+        queue.every("10s", b"", name=name, overlap="cancel")
+    firing = ScheduleFiring(stage.connect().queue("mail")._home)
+    stage.clock.advance(10)
+    firing.fire(["a", "b"])
+    before = {message.id for message in queue.peek()}
+    assert len(before) == 2
+    stage.clock.advance(10)
+    stage.faults.call("insert", queue.schedules["b"].pause)
+    firing.fire(["a", "b"])
+    after = {message.id for message in queue.peek()}
+    assert len(after) == 2
+    assert {one for one in after if one.startswith("b@")} <= before
+
+
+def test_a_header_of_a_schedule_may_hold_half_of_a_surrogate_pair(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="crm", headers={"a": "\ud800"})
+    assert queue.schedules["crm"].headers == {"a": "\ud800"}
+    assert Run(stage, queue).drive(15) == ["08:00:10"]

@@ -305,7 +305,7 @@ def _show_firings(
 @options.queue
 @click.argument("name")
 @options.option("--body TEXT", "What it puts; `-` reads that from stdin.")
-@jobs.arguments
+@options.option("--args JSON", "The new arguments of its task, an object.", name="arguments")
 @scheduling.trigger
 @scheduling.policies
 @scheduling.job

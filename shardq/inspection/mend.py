@@ -144,12 +144,14 @@ class Mender:
     def _end(self, at_ms: int, before: Stored, found: Inventory) -> Mending:
         """Correct the totals by a count of rows that began at `at_ms`, after `before` was read."""
         after = self.read()
-        own = self._own and self._own.member
-        if any(row.process != own for row in after.counting(self._clock.now_ms())):
+        own = None if self._own is None else self._own.member
+        if _others_count(after, own, self._clock.now_ms()):
             # Counts made during the count of rows may not be stored yet.
             yield _STORED_S
         elif _missing(before.totals, found, after.totals)[0]:
             yield _FIRST_S
+            if _others_count(self.read(), own, self._clock.now_ms()):
+                yield _STORED_S
         for _ in range(_TRIES):
             after = self.read()
             if after.folded.mended_ms != before.folded.mended_ms:
@@ -226,6 +228,11 @@ def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool
     least = found.rows - (after.put - before.gone) - after.mended - moved
     most = found.rows - (before.put - gone_after) - after.mended + moved
     return max(least, 0) or min(most, 0), least == most
+
+
+def _others_count(stored: Stored, own: str | None, now_ms: int) -> bool:
+    """True if a process other than this one counts."""
+    return any(row.process != own for row in stored.counting(now_ms))
 
 
 def _is_at_rest(stored: Stored, now_ms: int) -> bool:
@@ -340,7 +347,7 @@ class Upkeep:
     def _is_to_mend(self, stored: Stored, now_ms: int, boot_us: int) -> bool:
         """True if every row is to be counted, and the last count was long enough ago."""
         ago_us = boot_us - self._ended_us
-        if ago_us < _SHARE * self._took_us:
+        if ago_us < min(_SHARE * self._took_us, 1_000 * _AGAIN_MS):
             return False
         purged_ms = self._register.settings.purged_before_us // 1_000
         folded = stored.folded

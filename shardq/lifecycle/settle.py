@@ -26,6 +26,7 @@ from shardq.model.message import SERIALS_OF_OTHERS, died_after, shards_of
 from shardq.records.keyrow import own_key
 from shardq.records.keys import MessageKeys
 from shardq.records.ledger import End, Ledger
+from shardq.stores.store import NO_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -125,9 +126,12 @@ class Settler:
                     marks[move.old] = crossing
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
-        kept_ms = self.ledger.kept_ms(move.new for move in at_once) if marks else 0
-        gone |= self._store.move(noted(at_once, there), marks, kept_ms)
-        self._pointers.after_end([there[move.old] for move in at_once if _leaves(move)])
+        kept_ms = self.ledger.kept_ms(move.new for move in at_once) if marks else NO_TIMES
+        taken = self._store.move(noted(at_once, there), marks, kept_ms)
+        gone |= taken
+        # A row that another has moved meanwhile has notes that its new place needs.
+        left = (move.old for move in at_once if _leaves(move) and move.old not in taken)
+        self._pointers.after_end([there[old] for old in left])
         repaired = self.repair([move.new for move in moves])
         if gone:
             # An earlier try whose answer was lost has done some of them: their new rows exist.

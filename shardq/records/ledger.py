@@ -238,10 +238,10 @@ class Ledger:
         """How a message ends in this queue that gets a row in another one."""
         return End.DEAD if new.shard.queue == self._register.dead_name else End.FORWARDED
 
-    def kept_ms(self, rows: Iterable[Row]) -> int:
-        """How long marks of this queue, and of those of some rows, are kept, milliseconds."""
+    def kept_ms(self, rows: Iterable[Row]) -> dict[str, int]:
+        """This queue and those of some rows -> how long each keeps its marks, milliseconds."""
         queues = {self._register.name, *(row.shard.queue for row in rows)}
-        return max(self._register.settings_of(queue).history_ms for queue in queues)
+        return {queue: self._register.settings_of(queue).history_ms for queue in queues}
 
     def fail(self, failures: Iterable[tuple[Row, Try]]) -> None:
         """Record attempts that failed, before the rows move. Idempotent.

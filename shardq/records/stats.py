@@ -397,14 +397,14 @@ class StatsLog:
                 before = self._changed, self.totals.open, self._first_us
                 stored_us = self._stored_us
                 row = self._row_to_write(is_last=is_last)
-                ended = self._ended
+                ended, key = self._ended, self._stored_key
                 made = None if row is None else self._made(row)
             try:
                 if ended is not None:
-                    self._note(ended)
+                    self._note(key, ended)
                     self._ended = None
                 if made is not None:
-                    self._note(made)
+                    self._note(key, made)
             except StoreError:
                 with self._lock:
                     if row is not None:
@@ -415,9 +415,8 @@ class StatsLog:
                             self._stored_us = stored_us
                 raise
 
-    def _note(self, row: StatsRow) -> None:
-        key = row.minute, row.member
-        self._store.note(STATS, (self._stored_key,), {key: row.to_json()})
+    def _note(self, key: str, row: StatsRow) -> None:
+        self._store.note(STATS, (key,), {(row.minute, row.member): row.to_json()})
 
     def _row_to_write(self, *, is_last: bool) -> StatsRow | None:
         """The row under way, if the store lacks counts of it; a row that is over is `_ended`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,11 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def text(self) -> str:
         """The definition as JSON text."""
-        return _encoder.encode(self).decode()
+        try:
+            return _encoder.encode(self).decode()
+        except UnicodeEncodeError:
+            # A header may hold half of a surrogate pair, which becomes its escape.
+            return json.dumps(msgspec.to_builtins(self, enc_hook=_trigger_json))
 
     @classmethod
     def read(cls, text: str, whose: str) -> ScheduleDefinition:
@@ -81,14 +86,14 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         try:
             return _decoder.decode(text)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            if isinstance(error.__cause__, ShardqError):
-                # The record may be sound: its zone or its trigger's class may not exist on this
-                # machine.
-                raise StoreCorrupt(f"{whose} cannot be read here: {error.__cause__}") from error
-            raise StoreCorrupt(
-                f"{whose} is damaged: {shown(text)}; remove the schedule, and make it again."
-            ) from error
+        except msgspec.DecodeError as error:
+            try:
+                # msgspec refuses the escape of half a surrogate pair, which a header may hold.
+                return msgspec.convert(json.loads(text), cls, dec_hook=_trigger_of)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                raise _unreadable(text, whose, error) from error
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(text, whose, error) from error
 
     def is_same(self, other: ScheduleDefinition) -> bool:
         """True if two definitions mean the same, whatever the times of their writing."""
@@ -116,6 +121,15 @@ def _trigger_json(trigger: Trigger) -> Any:
 
 def _trigger_of(kind: type[Trigger], held: Any) -> Trigger:
     return kind.from_json(held)
+
+
+def _unreadable(text: str, whose: str, error: Exception) -> StoreCorrupt:
+    if isinstance(error.__cause__, ShardqError):
+        # The record may be sound: its zone or its trigger's class may not exist on this machine.
+        return StoreCorrupt(f"{whose} cannot be read here: {error.__cause__}")
+    return StoreCorrupt(
+        f"{whose} is damaged: {shown(text)}; remove the schedule, and make it again."
+    )
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_trigger_json)

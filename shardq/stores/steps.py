@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardq.errors import begun
-from shardq.stores.store import Logs, Registers, Rows
+from shardq.stores.store import Logs, Registers, Rows, by_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,12 +40,14 @@ def move(
     store: _Parts,
     moves: Sequence[RowMove],
     marks: Mapping[Position, Sequence[Mark]],
-    ttl_ms: int,
+    kept_ms: Mapping[str, int],
 ) -> None:
     """Write new rows, then their marks and notes, then delete the old rows."""
     store.insert([move.new for move in moves])
     with begun("the new rows are written"):
-        store.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
+        made = by_queue(mark for move in moves for mark in marks.get(move.old, ()))
+        for queue, some in made.items():
+            store.record(some, kept_ms[queue])
         _note(store, moves)
         store.delete([move.old for move in moves])
 

@@ -306,6 +306,15 @@ class WriteOnce(NamedTuple):
 
 NO_MARKS: Mapping[Position, Sequence[Mark]] = MappingProxyType({})
 """The marks of moves within a queue: none."""
+NO_TIMES: Mapping[str, int] = MappingProxyType({})
+
+
+def by_queue(marks: Iterable[Mark]) -> dict[str, list[Mark]]:
+    """Marks by their queues, in order: each queue keeps its history for a time of its own."""
+    found: dict[str, list[Mark]] = {}
+    for mark in marks:
+        found.setdefault(mark.entry.queue, []).append(mark)
+    return found
 
 
 def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
@@ -365,7 +374,7 @@ class Rows(Protocol):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """Write each new row, its marks and its note, and delete the old row.
 
@@ -382,7 +391,7 @@ class Rows(Protocol):
             moves: The moves.
             marks: Old position -> the marks to record with the move, for a move into another
                 queue: the end of one entry, and the put of the other.
-            ttl_ms: How long the marks are kept.
+            kept_ms: Queue -> how long its marks are kept.
 
         Returns:
             The old positions that were gone and for which nothing was written. On Cassandra none.

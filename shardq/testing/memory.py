@@ -8,7 +8,7 @@ from shardq.clock import BootTime
 from shardq.connection import Connection
 from shardq.model.names import is_dead_queue
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import NEVER, NO_MARKS, Slice
+from shardq.stores.store import NEVER, NO_MARKS, NO_TIMES, Slice
 from shardq.stores.tables import QUEUES, SCHEDULES
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class MemoryStore(SqliteStore):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """See `SqliteStore.move`."""
         asked = tuple(moves)
-        gone = super().move(asked, marks, ttl_ms)
+        gone = super().move(asked, marks, kept_ms)
         self._on_rows(self, [move.new for move in asked if move.old not in gone], is_move=True)
         return gone
 

@@ -15,7 +15,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
 from shardq.model.shard import Shard
 from shardq.stores import steps
-from shardq.stores.store import NO_MARKS, LeaseState
+from shardq.stores.store import NO_MARKS, NO_TIMES, LeaseState
 from simulated.calls import Calls, Result
 from simulated.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
 
@@ -87,7 +87,7 @@ class SimulatedStore(Calls):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
         small: list[RowMove] = []
@@ -101,7 +101,7 @@ class SimulatedStore(Calls):
             (in_steps if is_in_steps else large if is_large else small).append(move)
         self._move(small)
         if in_steps:
-            steps.move(self, in_steps, marks, ttl_ms)
+            steps.move(self, in_steps, marks, kept_ms)
         if large:
             self._move_large(large)
         if self._process is not None:

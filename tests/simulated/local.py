@@ -21,7 +21,7 @@ from shardq.model.ids import from_order_key
 from shardq.model.message import Row
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import NO_MARKS, LeaseState
+from shardq.stores.store import NO_MARKS, NO_TIMES, LeaseState
 from simulated.calls import Calls, Result
 from simulated.network import DONE, REFUSED
 
@@ -234,7 +234,7 @@ class LocalStore(Calls):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """Do those moves whose old rows are there, with their marks, in one transaction."""
         asked = list(moves)
@@ -243,7 +243,7 @@ class LocalStore(Calls):
             return set()
 
         def work() -> set[Position]:
-            return self._store.move(asked, marks, ttl_ms)
+            return self._store.move(asked, marks, kept_ms)
 
         told = [mark for some in marks.values() for mark in some]
         about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]

@@ -315,12 +315,17 @@ def marks_of(moves: list[RowMove]) -> dict[Position, list[Mark]]:
     }
 
 
+def kept(queue: str) -> dict[str, int]:
+    """How long both queues keep their marks."""
+    return {queue: LONG_MS, queue + "x": LONG_MS}
+
+
 def test_rows_move_with_their_marks(store: Store, queue: str) -> None:
     rows = fixed_rows(queue, 120)
     store.insert(rows)
     moves = moves_of(rows[20:], queue + "x")
     marks = marks_of(moves)
-    assert store.move(moves, marks, LONG_MS) == set()
+    assert store.move(moves, marks, kept(queue)) == set()
     assert read_back(store, rows) == in_order(rows[:20])
     new = [move.new for move in moves]
     assert read_back(store, new) == in_order(new)
@@ -332,10 +337,10 @@ def test_a_move_that_is_done_again_brings_back_nothing(store: Store, queue: str,
     rows = fixed_rows(queue, 10)
     store.insert(rows)
     moves = moves_of(rows, queue + "x")
-    store.move(moves, marks_of(moves), LONG_MS)
+    store.move(moves, marks_of(moves), kept(queue))
     new = [move.new for move in moves]
     store.delete([row.position for row in new[:4]])
-    gone = store.move(moves, marks_of(moves), LONG_MS)
+    gone = store.move(moves, marks_of(moves), kept(queue))
     if kind in ("memory", "file"):
         assert gone == {move.old for move in moves}
     assert read_back(store, new) == in_order(new[4:])
@@ -360,7 +365,7 @@ def test_twins_move_each_row_once_whatever_their_calls_meet(seed: int, local: bo
                     with suppress(StoreError):
                         there = {row.position for row in store.find(move.old for move in part)}
                         left = [move for move in part if move.old in there]
-                        store.move(left, marks_of(left), kept_ms)
+                        store.move(left, marks_of(left), {"dead": kept_ms, "mail": kept_ms})
                         is_done = True
                 # A consumer has finished some; what the twin repeats brings none back.
                 with suppress(StoreError):

@@ -294,6 +294,9 @@ class ScheduleFiring:
         changes nothing.
         """
         name = record.definition.name
+        # Others were put meanwhile: a command may have changed this one, whose run must then stay.
+        if not self._is_stored(name, record):
+            return None
         firings, after = self._fire(record)
         if not firings:
             return _Fired(name, record, after)
@@ -313,6 +316,11 @@ class ScheduleFiring:
         self._put(found, firing, key)
         last_key = key if record.definition.job.key is None else None
         return _Fired(name, found, after._replace(last_key=last_key))
+
+    def _is_stored(self, name: str, record: StoredSchedule) -> bool:
+        """True if a schedule is stored as it was read."""
+        found = self._stored.read([name], {}).get(name)
+        return found is not None and found.stored == record.stored
 
     def _is_in_the_way(self, overlap: str, last_key: str) -> bool:
         """True if the last run exists, so that the next is skipped; or cancels the last run."""

@@ -116,7 +116,7 @@ class Trigger:
             tz: The zone of the wall clock; None: the trigger's own zone.
             start: Nothing fires before this time.
             end: Nothing fires after this time.
-            now_ms: Epoch milliseconds; an interval without a start begins then.
+            now_ms: Epoch milliseconds; a user's trigger is tried from this time on.
 
         Raises:
             UsageError: If it cannot be stored.

@@ -46,7 +46,7 @@ from shardq.stores.cassandra.leases import Leases
 from shardq.stores.cassandra.registers import Registers
 from shardq.stores.cassandra.rows import Rows
 from shardq.stores.cassandra.session import Session
-from shardq.stores.store import NO_MARKS
+from shardq.stores.store import NO_MARKS, NO_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,13 +139,13 @@ class CassandraStore(Rows, Leases, Registers, Logs):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """Write new rows and delete old ones; moves with marks or a note step by step."""
         in_steps: list[RowMove] = []
         self.move_rows(_others(moves, marks, in_steps))
         if in_steps:
-            steps.move(self, in_steps, marks, ttl_ms)
+            steps.move(self, in_steps, marks, kept_ms)
         return set()
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:

@@ -29,7 +29,7 @@ from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
 from shardq.stores.sqlite.history import SqliteHistory
 from shardq.stores.sqlite.registers import IN_FORCE, SqliteRegisters
-from shardq.stores.store import NEVER, NO_MARKS, LeaseState, Tally, Total
+from shardq.stores.store import NEVER, NO_MARKS, NO_TIMES, LeaseState, Tally, Total, by_queue
 
 if TYPE_CHECKING:
     import sqlite3
@@ -312,7 +312,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         self,
         moves: Iterable[RowMove],
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
-        ttl_ms: int = 0,
+        kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
         """Do the moves whose old rows exist, with their marks; a transaction for each batch."""
         gone: set[Position] = set()
@@ -328,8 +328,8 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                 _insert(connection, _inserts(move.new for move in done))
                 self._note_all(connection, [move.note for move in done if move.note is not None])
                 recorded = [mark for move in done for mark in marks.get(move.old, ())]
-                if recorded:
-                    self._record(connection, recorded, ttl_ms)
+                for queue, some in by_queue(recorded).items():
+                    self._record(connection, some, kept_ms[queue])
         return gone
 
     def edit(self, rows: Iterable[Row]) -> None:
