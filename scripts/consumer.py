@@ -11,7 +11,7 @@ parser.add_argument("-q", "--queue", default="demo", help="Take the messages of 
 parser.add_argument("--until-empty", action="store_true", help="Stop once no message waits.")
 parser.add_argument("--isolated", action="store_true", help="Take only from minutes that are over.")
 options = parser.parse_args()
-# stdout with a buffer, whatever Python is told: a line that is written in part is an error then.
+# Buffer stdout, even under `python -u`: then a line that is written only in part is an error.
 output = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
 url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
 jobs: list[str] = []
@@ -19,11 +19,11 @@ jobs: list[str] = []
 
 def handle(message: shardq.Message) -> None:
     """Returning acks the message; raising puts it back for later."""
-    if "task" in message.headers:  # Acked, it would be gone without having run.
+    if "task" in message.headers:  # An ack would lose the job without a run.
         jobs.append(f"message {message.id} is a job of a task: run `shardq work MODULE:app`.")
         consumer.stop()
         raise shardq.Snooze("1s")
-    # One string with its line end, for handlers print from several threads.
+    # Print one string with its line end, because handlers print from several threads.
     print(f"{message.due:%H:%M:%S} UTC {message.text}\n", end="", flush=True, file=output)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, ACROSS = 8, 8, 3
-"""Of a panel, in Grafana's grid of 24 columns."""
+"""The size of a panel in Grafana's grid of 24 columns, and the panels in a row."""
 QUEUE = '{queue=~"$queue"}'
 
 
@@ -104,7 +104,7 @@ PANELS = [
 
 
 def dashboard() -> dict[str, Any]:
-    """What Grafana imports; it asks for the source of the data."""
+    """The JSON that Grafana imports; at the import it asks for the source of the data."""
     source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
     panels = [
         {
@@ -161,7 +161,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The dashboard as it stands in the file."""
+    """The dashboard as the text of its file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

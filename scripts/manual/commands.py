@@ -1,4 +1,4 @@
-"""Print the page of the command line, in Markdown: what click knows of each command."""
+"""Print the documentation page of the command line, in Markdown, from click's commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Name the store once, in the environment variable `SHARDQ_STORE`, or with `--stor
 """
 ROOT = click.Context(shardq_command, info_name="shardq")
 _AS_IT_STANDS = "\b\n"
-"""How click is told to leave the line ends of a paragraph alone."""
+"""The mark of a paragraph whose line ends click keeps."""
 
 
 def page() -> Iterator[str]:
@@ -34,7 +34,7 @@ def page() -> Iterator[str]:
 
 
 def section(context: click.Context, level: int) -> Iterator[str]:
-    """One command, and those below it."""
+    """The section of a command, and the sections of its subcommands."""
     command = context.command
     yield f"{'#' * level} `{context.command_path}`\n"
     yield from paragraphs(command.help or "")
@@ -49,7 +49,7 @@ def section(context: click.Context, level: int) -> Iterator[str]:
             link = f"[`{path}`](#{path.replace(' ', '-')})"
             yield f"| {link} | {cell(one.command.get_short_help_str(1_000))} |"
         yield ""
-    # The exit codes have a page of their own.
+    # Leave out the exit codes, which have a page of their own.
     yield from paragraphs((command.epilog or "").partition("\b\nExit codes:")[0])
     for one in contexts:
         yield from section(one, 3 if context.parent else 2)
@@ -65,7 +65,7 @@ def below(context: click.Context) -> Iterator[click.Context]:
 
 
 def options(context: click.Context) -> Iterator[str]:
-    # Without the arguments, which the text above names, and `--help`, which every command has.
+    # Leave out arguments, which the text above names, and `--help`, which every command has.
     records = [one.get_help_record(context) for one in context.command.params]
     rows = [f"| `{names}` | {cell(text)} |" for names, text in filter(None, records) if text]
     if rows:
@@ -94,7 +94,7 @@ def cell(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Without what Markdown would take for markup."""
+    """A text in which characters that Markdown would take for markup are escaped."""
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 

@@ -12,7 +12,7 @@ class Signatures(griffe.Extension):
     """Gives each function that `threaded` decorates the parameters that it has at run time."""
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
-        # The package of Spark has no such calls.
+        # The Spark package has no asyncio calls.
         faces = pkg["aio"].modules.values() if pkg.name == "shardq" else ()
         for module in faces:
             for face in module.classes.values():
@@ -28,7 +28,7 @@ def _sign(call: Any, package: Any) -> None:
         method = package[threaded.canonical_path.removeprefix(f"{package.name}.")]
         call.parameters, call.returns = method.parameters, method.returns
         if any(option.name == "face" for option in options):
-            # A class of the same name, but that of asyncio.
+            # The call returns the asyncio class of the same name.
             returned = ast.parse(str(method.returns), mode="eval").body
             call.returns = griffe.get_annotation(returned, parent=package["aio"])
         call.labels.add("async")

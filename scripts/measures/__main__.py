@@ -1,4 +1,4 @@
-"""The command: measure what is named, or all."""
+"""The command of `scripts/bench`: takes the named measurements, or all."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Connection:
     """A context manager: a connection to a server.
 
     Args:
-        url: Where the server is.
-        key: What requests are signed with.
-        clock: The time of signatures.
+        url: The server's url.
+        key: The key that signs requests.
+        clock: The clock that gives signatures their time.
     """
 
     def __init__(self, url: str, key: Key, clock: Clock) -> None:
@@ -79,7 +79,7 @@ class Connection:
             ShardqError: If the answer is an error.
         """
         if self._writer is None:
-            # A server may close it after each answer.
+            # Connect again, because a server may close the connection after each answer.
             await self.open()
         assert self._writer is not None  # noqa: S101 - it was opened
         self._writer.write(self.request(action, json.dumps(fields).encode()))

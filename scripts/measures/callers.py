@@ -1,4 +1,4 @@
-"""Callers of `receive`: how fast many take and settle, and what those cost that wait.
+"""Callers of `receive`: how fast many take and settle, and the cost of callers that wait.
 
 ```
  backlog ──► receive(10), ack   by 1 and 8 threads: without groups, in 100, in one by tens
@@ -37,7 +37,7 @@ _RUNS_MAX = 3
 _SETTLE_S = 2
 _GAP_S = 0.05
 _BY_CALLERS = ((1, 8_000, 2_000), (8, 12_000, 6_000))
-"""How many callers, and the rows a second that they are to reach on SQLite and on Cassandra."""
+"""(callers, target on SQLite, target on Cassandra), targets in rows a second."""
 _GROUPS = 100
 _GROUPED_PART = 0.5
 _PER_GROUP = 500
@@ -115,7 +115,7 @@ def taken(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def waiting(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """The cost of callers that wait for messages, and how soon one is answered."""
+    """The cost of callers that wait for messages, and how soon a caller gets a message."""
     return [
         *_idle(place, sizes, "1,000 callers on one idle queue", queues=1, each=1_000),
         *_idle(place, sizes, "one caller on each of 30 idle queues", queues=30, each=1),
@@ -181,7 +181,7 @@ def _received(queue: Queue) -> list[shardq.Message]:
 
 
 def _timed(clock: Clock, works: list[Callable[[], None]]) -> float:
-    """Seconds that threads need for their work, together."""
+    """Seconds until threads have done all their work, run at once."""
     errors: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ def _idle(place: BenchPlace, sizes: Sizes, what: str, *, queues: int, each: int)
 async def _wait(
     place: BenchPlace, sizes: Sizes, count: int, each: int
 ) -> tuple[float, list[float]]:
-    """Per cent of a core while all wait, and the milliseconds from a put to its answer."""
+    """The share of a core while all callers wait, and milliseconds from puts to receipts."""
     clock = place.clock
     answered: dict[bytes, int] = {}
     async with aio.connect(place.url()) as db:

@@ -1,4 +1,4 @@
-"""What order costs: drains of many groups and of few, beside drains without groups."""
+"""The cost of order: drains of many groups and of few, beside drains without groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _REPETITIONS = 3
 _REACH = {5_000: 0.7, 100: 0.6, 3: 0.4, 1: 0.3}
-"""Number of groups -> part of the drain without groups that is to be reached."""
+"""Number of groups -> the target, as a part of the rate of a drain without groups."""
 
 
 def drained(place: BenchPlace, sizes: Sizes) -> list[Line]:

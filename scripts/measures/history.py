@@ -1,4 +1,4 @@
-"""What keeping a history costs: the same work with and without it, in turns."""
+"""The cost of a history: the same work with and without a history, in turns."""
 
 from __future__ import annotations
 

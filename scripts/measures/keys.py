@@ -1,4 +1,4 @@
-"""What keys cost: puts and drains of messages with a key each, beside those without.
+"""The cost of keys: puts and drains of messages with a key each, beside messages without keys.
 
 The bare driver takes the same names: by conditional batches, or by upserts of one transaction.
 """
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from shardq.bench.place import BenchPlace
 
 _PUT_RATIO = {True: 0.25, False: 0.4}
-"""Shares of the rate of `put_many` without keys, on Cassandra and on SQLite."""
+"""The target for `put_many` with keys, as a share of the rate without keys: True: on Cassandra,
+False: on SQLite."""
 _DRAIN_RATIO = {True: 0.3, False: 0.4}
 _COMMAND_MS = 10
 _DELAY = "1h"
@@ -41,14 +42,14 @@ def cost(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def _bare(place: BenchPlace, sizes: Sizes) -> Line:
-    """Names taken by the driver alone."""
+    """The rate at which the bare driver takes names."""
     names = [f"key-{n}" for n in range(sizes.put)]
     rows = [
         ("bare", bucket_of(name), name, message_in(body_of(n)[:16], 1), "x" * 120)
         for n, name in enumerate(names)
     ]
     with shardq.connect(place.url()) as db:
-        # The tables are made.
+        # This makes the tables.
         place.queue(db, "keys")
         bare = _driver(place)
         try:

@@ -1,4 +1,4 @@
-"""What metrics cost: a scrape of many queues, and a measured drain beside one that is not."""
+"""The cost of metrics: a scrape of many queues, and a drain with metrics beside a drain without."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUEUES = 200
 _EACH = 20
 _SCRAPES = 5
 _LOOK_S = 6
-"""From one scrape to the next, so that each begins a look."""
+"""The seconds between scrapes, so that each scrape begins a new look at the store."""
 _SCRAPE_MS, _SCRAPE_FAR_MS = 300, 1_000
 _RATIO = 0.9
 

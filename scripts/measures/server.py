@@ -1,4 +1,4 @@
-"""The server by SQS: requests a second, its CPU for each, beside itself without a store and others.
+"""The SQS server: requests a second and CPU for each, beside servers without a store and others.
 
 ```
  this process ── 1, 8, 32, 64 connections ──► shardq serve               the place's store
@@ -6,7 +6,7 @@
    request       and DeleteMessage · batches   ──► peers, by their urls    as they are
 ```
 
-All take turns in one run, for the machine's other work hits all alike.
+All servers take turns in one run, because the machine's other work then slows all of them alike.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class _Work(NamedTuple):
-    """Something that is measured.
+    """A kind of request that is measured.
 
     Attributes:
-        what: What it is called.
-        unit: What is counted.
-        each: How many of that a call does.
-        of_storeless: What the rate is to be of that without a store.
-        of_peers: The same of moto, MiniStack and ElasticMQ.
-        needs: How many messages it takes out of the queue in a call.
-        call: Does it once, on a connection.
+        what: Its name.
+        unit: The unit that is counted.
+        each: How many units a call does.
+        of_storeless: The target, as a part of the rate of the server without a store.
+        of_peers: The targets, as parts of the rates of moto, MiniStack and ElasticMQ.
+        needs: How many messages a call takes out of the queue.
+        call: Makes one call, on a connection.
     """
 
     what: str
@@ -69,12 +69,12 @@ class _Side:
 
     Attributes:
         name: Its name.
-        url: Where it is.
-        key: What requests are signed with.
-        pid: Its process; None where its CPU is not known.
+        url: Its url.
+        key: The key that signs requests to it.
+        pid: Its process; None if its CPU cannot be measured.
         queue: The url of its queue.
-        rates: By what was measured, the rates of all turns.
-        cpu_us: Likewise, the CPU of each request.
+        rates: The name of each kind of request -> the rates of all turns.
+        cpu_us: The name of each kind of request -> the CPU of a request in each turn.
     """
 
     name: str
@@ -150,7 +150,7 @@ def requests(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def key_of(url: str) -> Key:
-    """A key that may do all, of an account that is made for it."""
+    """A key with all rights, of a new account."""
     with shardq.connect(url) as db:
         accounts = Accounts(db._home.store, db._home.clock)
         issued = accounts.add_key(accounts.create("bench"), levels="all", is_derived=True)
@@ -159,7 +159,7 @@ def key_of(url: str) -> Key:
 
 @contextmanager
 def _running(name: str, url: str, key: Key, *module: str) -> Iterator[_Side]:
-    """A server in a process of its own, until the end."""
+    """Run a server in a process of its own while this lasts."""
     process = subprocess.Popen(  # noqa: S603 - this program itself
         [sys.executable, "-m", *module],
         env=os.environ | {"SHARDQ_STORE": url, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -205,7 +205,7 @@ async def _warm(place: BenchPlace, side: _Side, seconds: float) -> None:
 
 
 async def _one(place: BenchPlace, side: _Side, work: _Work, connections: int, count: int) -> None:
-    """Measure once."""
+    """Measure a kind of request at a server, once."""
     calls = max(count // work.each, connections)
     if work.needs:
         await _run(
@@ -221,7 +221,7 @@ async def _one(place: BenchPlace, side: _Side, work: _Work, connections: int, co
 
 
 async def _run(place: BenchPlace, side: _Side, work: _Work, connections: int, calls: int) -> float:
-    """Seconds of so many calls by so many connections."""
+    """The seconds that a number of calls takes over a number of connections."""
     left = calls
 
     async def call(one: Connection) -> None:
@@ -245,7 +245,7 @@ async def _run(place: BenchPlace, side: _Side, work: _Work, connections: int, ca
 
 
 def cpu_s(pid: int | None) -> float:
-    """Seconds of CPU that a process has used; 0 if nothing tells."""
+    """Seconds of CPU that a process has used; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -286,7 +286,7 @@ def _line(
 
 
 def _by_connections(ours: _Side) -> Iterator[Line]:
-    """More connections never lower the rate."""
+    """The lines that check that more connections never lower the rate."""
     before = 0.0
     for count in sorted((*_OTHERS, _CONNECTIONS)):
         reached = statistics.median(ours.rates[f"{_WORKS[0].what}, {count}"])

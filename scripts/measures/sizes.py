@@ -1,4 +1,4 @@
-"""How much is measured: enough to tell, or enough to see that it works."""
+"""How much is measured: enough for a figure, or enough to see that it works."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ class Sizes(sizes.Sizes):
         grouped: Messages of one drain of groups.
         received: Messages of a backlog that callers receive.
         cycles: Cycles of a put, a receipt and an ack.
-        slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
+        slow_jobs: Jobs of half a second that a fleet shares; of short jobs it shares 20 times as
+            many.
         naps: Coroutines that sleep.
-        worker_jobs: Jobs after which a worker's memory is read, and again after ten times as many.
-        requests: Requests of one run against a server, or messages of it in batches.
-        warm_s: Seconds of requests before the first that count.
+        worker_jobs: Jobs after which a worker's memory is read; it is read again after ten times as
+            many.
+        requests: Requests of one run against a server; in batches, the messages.
+        warm_s: Seconds of requests that are not counted, at the start.
         peers: Name and url of other servers of SQS.
     """
 

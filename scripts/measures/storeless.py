@@ -1,7 +1,7 @@
-"""The server without a store, in a process of its own: each message is the same, and none is kept.
+"""The server without a store, in a process of its own: it returns one same message, and keeps none.
 
-All else is as in `shardq serve`: connections, signatures, protocol, answers. Keys and queues are
-read from the store that `SHARDQ_STORE` names.
+Everything else is as in `shardq serve`: connections, signatures, protocol, answers. Keys and queues
+are read from the store that `SHARDQ_STORE` names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker of tasks takes: coroutines at once, and memory."""
+"""The load of a worker of tasks: coroutines at once, and memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Napping(BenchTasks):
 
 
 def coroutines(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Coroutines that sleep."""
+    """Measure coroutines that sleep."""
     count = sizes.naps
     with shardq.connect(place.url()) as db:
         working = Napping(db, place.queue(db, "naps").name)
@@ -54,10 +54,10 @@ def coroutines(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def memory(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """The memory of a worker, in a process of its own, which neither puts nor measures.
+    """Measure the memory of a worker process, which neither puts nor measures.
 
-    A few jobs at a time: what a backlog takes, of rows that were read and of SQLite's pages, grows
-    with it up to bounds of their own.
+    Only a few jobs wait at a time: a backlog would add memory for rows that were read and for
+    SQLite's pages, both of which have bounds of their own.
     """
     clock, url, count = place.clock, place.url(), sizes.worker_jobs
     used: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What traces cost a drain: the API of OpenTelemetry alone, and an SDK that exports nothing."""
+"""The cost of traces in a drain: OpenTelemetry's API alone, and an SDK that exports nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _with_sdk(place: BenchPlace, sizes: Sizes) -> Pair:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-    # Its methods do nothing.
+    # The base class exports nothing.
     exporter = SpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=1 << 20))

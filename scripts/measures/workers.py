@@ -1,4 +1,4 @@
-"""Slow jobs on eight processes of one thread: what most fleets do.
+"""Slow jobs on eight processes of one thread, as in most fleets.
 
 ```
  put, put_many ──► queue ──► 8 members ──► a file: what was done when
@@ -36,19 +36,19 @@ _RUNS_MAX = 3
 _TIMES_SHORTER = 20
 _KNOWN_S = 15
 _SETTLE_S = 1
-"""Until they have leased what they have."""
+"""The wait until the consumers have leased their lanes."""
 _WAIT_S = 120
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the processes of one measurement do.
+    """The jobs of one measurement.
 
     Attributes:
         jobs: How many.
         work_ms: How long each takes, milliseconds.
-        over_s: How much longer than ideal all of them may take.
+        over_s: How much longer than the ideal all jobs may take, seconds.
     """
 
     jobs: int
@@ -56,7 +56,7 @@ class Work:
     over_s: float
 
     def ideal_s(self, processes: int) -> float:
-        """How long they take where no process ever waits for a job."""
+        """The seconds that the jobs take if no process ever waits for a job."""
         return self.jobs * self.work_ms / 1_000 / processes
 
 
@@ -69,7 +69,7 @@ def shared(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def fleet(place: BenchPlace, work: Work, processes: int, times: int) -> Iterator[Line]:
-    """A line for jobs that are put one by one, and one for those of a `put_many`."""
+    """A line for jobs that are put one by one, and a line for jobs put by `put_many`."""
     clock, url = place.clock, place.url()
     ideal_s = work.ideal_s(processes)
     with (
@@ -131,7 +131,7 @@ def _put_many(queue: Queue, jobs: int) -> None:
 
 
 def _meet(queue: Queue, processes: int, clock: Clock) -> None:
-    """Wait until the consumers know of each other, as a fleet's do: each has its own lanes."""
+    """Wait until the consumers know of each other, as in a fleet: each has its own lanes."""
     deadline_us = clock.boot_us() + _KNOWN_S * 1_000_000
     register = queue._home.register
     while clock.boot_us() < deadline_us:

@@ -1,4 +1,4 @@
-"""Runs others' tests against shardq's server; what fails has to be what docs/sqs.md leaves out."""
+"""Runs others' tests against shardq's server; only those that docs/sqs.md leaves out may fail."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ROW = re.compile(r"^\| `(test_\w+)` \| ([a-z, ]+) \|", re.MULTILINE)
 
 
 def left_out(suite: str) -> set[str]:
-    """The tests that the page names as left out."""
+    """The tests that docs/sqs.md names as left out."""
     return {name for name, said in _ROW.findall(PAGE.read_text()) if suite in said.split(", ")}
 
 
 @contextmanager
 def stored(kind: str) -> Iterator[str]:
-    """The url of a store: `sqlite`, in memory, or `cassandra`, a node that is ended afterwards."""
+    """The url of a store: `sqlite` in memory, or `cassandra`, a node that is stopped at the end."""
     if kind == "sqlite":
         yield "sqlite://"
         return
@@ -59,9 +59,9 @@ def replace(path: Path, texts: dict[str, str]) -> None:
 def moto(copy: Path, url: str, _key: Key) -> dict[str, str]:
     """Let a copy of moto's tests use a server; returns the environment that they need."""
     for name in MOTO:
-        # Some tests name the port of moto's server.
+        # Some tests have the url of moto's server in their code.
         replace(copy / name, {"http://localhost:5000": url})
-    # Else they sign with keys of moto's own.
+    # Keep moto from signing with keys of its own.
     replace(
         copy / "moto" / "core" / "config.py",
         {'"mock_credentials": True': '"mock_credentials": False'},
@@ -111,7 +111,7 @@ def run(suite: str, kind: str, python: str, source: Path) -> tuple[set[str], set
 
 
 def main(suite: str, kind: str, python: str, source: str) -> int:
-    """Compare, and print the difference; returns the exit code."""
+    """Run a suite, and print the difference from the documented failures; returns the exit code."""
     passed, failed = run(suite, kind, python, Path(source))
     said = left_out(suite)
     print(f"{suite} on {kind}: {len(passed)} passed, {len(failed & said)} left out by docs/sqs.md")

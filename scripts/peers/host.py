@@ -1,4 +1,4 @@
-"""A server for tests of moto: before each test all queues are dropped, as its own server does."""
+"""A server for moto's tests: it drops all queues before each test, as moto's own server does."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _IDENTITY = f"""\
 
 
 class Host:
-    """The server, and the two requests of moto's tests that are for no SQS.
+    """The server, which also answers the two requests of moto's tests that are not SQS.
 
     Args:
         store: The url of its store.
 
     Attributes:
-        key: What its clients sign with: it has an account, so that no other request is answered.
+        key: The key that its clients sign with. The server has an account, so it answers no other
+            requests.
     """
 
     def __init__(self, store: str) -> None:
@@ -93,7 +94,7 @@ async def _body(receive: Any) -> bytes:
 
 
 def _again(body: bytes, receive: Any) -> Any:
-    """Receives a body that was read before, then what follows."""
+    """A `receive` that returns a body that was read before, then the messages after it."""
     first = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def received() -> Any:
@@ -109,9 +110,9 @@ async def _answer(send: Any, body: bytes) -> None:
 
 @contextmanager
 def hosted(store: str) -> Iterator[tuple[str, Key]]:
-    """Serve from a thread, on a free port of loopback; gives the url, and its clients' key."""
+    """Serve from a thread, on a free port of loopback; yields its url, and its clients' key."""
     host = Host(store)
-    # By this protocol asyncio knows to send small packets at once.
+    # Name the protocol, because asyncio sends small packets at once only over TCP sockets.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(100)

@@ -1,4 +1,4 @@
-"""The command: which proofs, on which store."""
+"""The command of `scripts/prove`: plays chosen proofs on a store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROOFS: dict[str, Callable[[Stage], list[Promise]]] = {
 
 
 def main() -> int:
-    """Play the proofs that were asked for; 1 where a promise was not kept, 2 where none could."""
+    """Play the chosen proofs; returns 1 if a promise was not kept, 2 if none could be played."""
     options = _options()
     with ExitStack() as stack:
         directory = options.keep
@@ -43,7 +43,7 @@ def main() -> int:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             url = options.store or f"sqlite:///{directory.resolve()}/prove.db"
-            # In a place of its own beside that store, which is removed at the end.
+            # Use a place of its own beside the store, which is removed at the end.
             place = stack.enter_context(BenchPlace(url, SystemClock()))
             print(f"on {place.shown}", file=sys.stderr)
             for name in options.names or _PROOFS:
@@ -62,7 +62,7 @@ def main() -> int:
 def _prove(
     name: str, place: BenchPlace, directory: Path, options: argparse.Namespace
 ) -> list[Promise]:
-    """Play one proof and tell its outcome."""
+    """Play one proof, and print its outcome."""
     try:
         with Stage(place, place.url(), directory / name, long=options.long) as stage:
             promises = _PROOFS[name](stage)

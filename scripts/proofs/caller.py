@@ -1,9 +1,9 @@
 """A caller process: receives messages and settles each by its receipt, as its body asks.
 
-It writes the files that a consumer writes: a line for each delivery before it is settled, and in a
-second file when the store has had what it came to. A receipt that is refused while there is time
-left, and no earlier try may have used it, ends it with an error. A SIGTERM ends it when what it has
-received is settled.
+It writes the same files as a consumer: a line for each delivery before the delivery is settled, and
+in a second file the time at which the store had its outcome. The caller ends with an error if a
+receipt is refused that is still valid and that no earlier try may have used. SIGTERM ends the
+caller once all received messages are settled.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _THREADS = 16
 _WAIT = "500ms"
 _PAUSE_S = 0.1
 _MARGIN_MS = 1_000
-"""A claim may be settled until so long before its end."""
+"""A claim may be settled until this long before its end."""
 _VISIBILITY = timedelta(milliseconds=courses.VISIBILITY_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a caller is to do.
+    """The work of a caller.
 
     Attributes:
         url: The store.
-        queue: The queue, which is there.
-        out: The file that gets a line for each delivery; `out` + `.settled` says when the store
-            has had each outcome.
-        courses: Do with each message what its body asks for, instead of acking it.
+        queue: The queue, which exists.
+        out: The file that gets a line for each delivery; `out` + `.settled` has the time at which
+            the store had each outcome.
+        courses: True to handle each message as its body asks; False to ack all.
     """
 
     url: str
@@ -57,20 +57,20 @@ class Job:
     courses: bool = True
 
     def to_json(self) -> str:
-        """As the process reads it."""
+        """The JSON text that the process reads."""
         return json.dumps(asdict(self))
 
 
 class Caller:
-    """Takes messages of one queue and settles them; a context manager that ends what it has begun.
+    """Takes messages of one queue and settles them. A context manager that waits for its calls.
 
-    Those that are only acked, and of no group, are acked together; the others each in a thread of
-    its own, for to let a group go on takes a dozen calls of the store.
+    Messages that are only acked, and have no group, are acked together. Each other message is
+    settled in a thread of its own, because unblocking a group takes a dozen calls of the store.
 
     Args:
         queue: The queue.
         out: The file of deliveries.
-        courses: Do with each message what its body asks for.
+        courses: True to handle each message as its body asks.
     """
 
     def __init__(self, queue: shardq.Queue, out: str, *, courses: bool = True) -> None:
@@ -90,7 +90,7 @@ class Caller:
         self._look(self._dealings)
 
     def turn(self) -> None:
-        """Take some messages and settle them, or begin to."""
+        """Take some messages, and settle them or begin to."""
         running = [one for one in self._dealings if not one.done()]
         self._look([one for one in self._dealings if one not in running])
         self._dealings = running
@@ -131,7 +131,8 @@ class Caller:
             if not self._surely(
                 lambda: extended.append(self._queue.extend(receipt, _VISIBILITY)), until_ms
             ):
-                # Under which receipt it is now, if under another, nobody knows.
+                # The claim may have been extended: its present receipt is unknown, so the message
+                # is given up.
                 return
             # The position of a claim in a group lane has the due of its row.
             receipt, until_ms = extended[0], asked_ms + courses.VISIBILITY_MS
@@ -155,10 +156,10 @@ class Caller:
             self._queue.retry(receipt, delay, reason="its body asks for it")
 
     def _surely(self, act: Callable[[], None], until_ms: int) -> bool:
-        """Do this until it is known to be done, while there is time; returns whether it is.
+        """Repeat an action until it is known to be done, while there is time; True if it is done.
 
         Args:
-            until_ms: When the claim is over, epoch milliseconds by the queue's clock.
+            until_ms: The end of the claim, epoch milliseconds by the queue's clock.
         """
         clock, is_unknown = self._queue._home.clock, False
         while True:

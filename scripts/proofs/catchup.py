@@ -1,7 +1,7 @@
-"""Messages came due while nobody read; then they are delivered in due order, at full speed.
+"""Messages became due while no consumer ran; then they are delivered in due order, at full speed.
 
-The queue's minute is a second long, so that 20 of its minutes and their offset pass in 25 s; they
-do pass, and no clock is shifted.
+The queue's minute is a second long, so that 20 of its minutes and the offset pass in 25 s of real
+time; no clock is shifted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def play(stage: Stage) -> list[Promise]:
 
 
 def _fill(queue: shardq.Queue, minutes: int, a_minute: int) -> list[judge.Put]:
-    """Messages spread over the coming minutes, put in any order but that of their dues."""
+    """Messages spread over the coming minutes, put in random order."""
     chance = random.Random(_SEED)
     start_ms = machine_us() // 1_000 + _LEAD_MS
     due_ms = [start_ms + chance.randrange(minutes * _MINUTE_MS) for _ in range(minutes * a_minute)]

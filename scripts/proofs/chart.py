@@ -1,4 +1,4 @@
-"""A few plain charts below one another, as SVG: what a browser shows needs no library."""
+"""A few plain charts below one another, as SVG, which needs no library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _WIDTH, _HEIGHT, _COLUMNS = 380, 190, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 30, 28
 _TICKS = 4
 _STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 100)
-"""Of a tick; the last is for a quotient that rounding has made a little too large."""
+"""Round steps between ticks; the last one is for a quotient that rounding has made a little too
+large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,10 @@ class Panel:
     """One chart: a line through its points, from 0 up.
 
     Attributes:
-        title: Above it.
-        x: Of the points.
-        y: The same.
-        trend: From where to where what they tend to is drawn; nowhere where there are none.
+        title: The text above it.
+        x: The points' x values.
+        y: The points' y values.
+        trend: The points of the trend line; none is drawn if there are none.
     """
 
     title: str
@@ -39,8 +40,8 @@ def svg(panels: Sequence[Panel], x_title: str, *, shaded: tuple[float, float]) -
 
     Args:
         panels: The charts.
-        x_title: Of the axis.
-        shaded: A stretch of it that the rest is compared with.
+        x_title: The title of the x axis.
+        shaded: The stretch of the x axis that the rest is compared with.
     """
     rows = -(-len(panels) // _COLUMNS)
     width, height = _WIDTH * _COLUMNS, _HEIGHT * rows + 24
@@ -93,7 +94,7 @@ def _panel(panel: Panel, shaded: tuple[float, float]) -> list[str]:
 
 
 def _axis_end(most: float) -> float:
-    """Where an axis ends whose ticks are round numbers and that shows all up to `most`."""
+    """The end of an axis whose ticks are round numbers and that shows all values up to `most`."""
     least_step = most / _TICKS or 1.0
     size = 10.0 ** math.floor(math.log10(least_step))
     return _TICKS * size * next(step for step in _STEPS if step * size >= least_step)

@@ -1,7 +1,7 @@
-"""A consumer process that writes down every delivery when its handler is through.
+"""A consumer process that records every delivery when its handler has ended.
 
-Ends gracefully on SIGTERM, and then says in a second file how it fared. Where asked to, it also
-writes down when it took rows in, and when the store has had what its deliveries came to.
+It ends gracefully on SIGTERM, and then writes its counts into a second file. If asked, it also
+records when it took rows into memory, and when the store had the outcome of each delivery.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a consumer is to do.
+    """The work of a consumer.
 
     Attributes:
         url: The store.
-        queue: The queue, which is there.
-        out: The file that gets a line for each delivery; `out` + `.life` says how it fared.
+        queue: The queue, which exists.
+        out: The file that gets a line for each delivery; `out` + `.life` gets the consumer's
+            counts.
         threads: Handlers.
         work_ms: How long each handler takes.
         prefetch: Rows read ahead.
-        settled: Write down, in `out` + `.taken`, when rows were taken in, and in `out` +
-            `.settled` when the store has had each outcome.
-        courses: Do with each message what its body asks for, instead of `work_ms`.
+        settled: True to record in `out` + `.taken` when rows were taken into memory, and in `out` +
+            `.settled` when the store had each outcome.
+        courses: True to handle each message as its body asks, instead of for `work_ms`.
     """
 
     url: str
@@ -59,15 +60,15 @@ class Job:
     courses: bool = False
 
     def to_json(self) -> str:
-        """As the process reads it."""
+        """The JSON text that the process reads."""
         return json.dumps(asdict(self))
 
 
 class Pen:
-    """Writes lines to the end of a file; unbuffered, so that they are there after a kill.
+    """Writes lines to the end of a file; unbuffered, so that a kill loses none.
 
     Args:
-        path: The file, made where it is not there.
+        path: The file, made if it does not exist.
     """
 
     def __init__(self, path: str) -> None:
@@ -82,10 +83,10 @@ def line_of(message: shardq.Message, number: int, began_us: int, deed: Deed) -> 
     """The line of a delivery that ends now.
 
     Args:
-        message: What was delivered.
-        number: How many its process had before.
-        began_us: When it began, by the machine's clock, epoch microseconds.
-        deed: What was done.
+        message: The delivered message.
+        number: How many deliveries its process had before.
+        began_us: When the delivery began, by the machine's clock, epoch microseconds.
+        deed: The action of the handler.
     """
     return HandOut(
         number,
@@ -101,11 +102,11 @@ def line_of(message: shardq.Message, number: int, began_us: int, deed: Deed) -> 
 
 
 class Failure(Exception):
-    """A handler that fails, as the body asked for."""
+    """Raised by a handler whose body asks for a failure."""
 
 
 class Recorder:
-    """The handler: works for a while, then writes down when that was."""
+    """The handler: works for a while, then records when it worked."""
 
     def __init__(self, job: Job) -> None:
         self._lines = Pen(job.out)
@@ -133,13 +134,13 @@ class Recorder:
 
 
 class Witness:
-    """Writes down when rows are taken in, and when the store has had what became of them.
+    """Records when rows are taken into memory, and when the store had their outcomes.
 
-    Both are heard of at one place each, which this takes.
+    Each of the two passes through one function of the engine, which this object wraps.
 
     Args:
-        out: The file of deliveries; `out` + `.taken` and `out` + `.settled` are these.
-        engine: The consumer's.
+        out: The file of deliveries; this writes `out` + `.taken` and `out` + `.settled`.
+        engine: The consumer's engine.
     """
 
     def __init__(self, out: str, engine: Engine) -> None:
@@ -157,7 +158,7 @@ class Witness:
 
     def _settle(self, ended: Iterable[Delivery]) -> None:
         ended = list(ended)
-        # Rows that were given up have run in no thread.
+        # Leave out released rows, which have run in no thread.
         ids = [one.row.message_id for one in ended if one.has_ended and one.thread_id]
         _write_ids(self._settled, ids)
         self._forget(ended)

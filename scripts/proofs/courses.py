@@ -1,11 +1,10 @@
-"""What handlers and callers do with a message: its body alone decides.
+"""The actions of handlers and callers: a message's body alone decides.
 
 ```
  body ── crc32 ──► course ──► at each delivery a deed: work, then ack, fail, snooze or bury
 ```
 
-So whoever gets it, in whatever process, does the same with it, and the judge knows what had to come
-of it.
+So every process does the same with a message, and the judge knows the right outcome.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ SETTINGS = {
     "hold": f"{HOLD_MS}ms",
     "visibility": f"{VISIBILITY_MS}ms",
 }
-"""Of a queue whose messages go their courses."""
+"""The settings of a queue whose messages have courses."""
 WORK_MS = 1.0
 LONG_MS = 2_000.0
-"""Past `hold`: the delivery is parked, or its claim extended."""
+"""Longer than `hold`, so that the delivery is parked, or its claim extended."""
 RETRY_MS = 1_000
 SNOOZE_MS = 800
 _SNOOZED_FOR_MS = 1_500
@@ -38,16 +37,16 @@ _SHARES_OF = 256
 
 
 class Course(Enum):
-    """What one message goes through."""
+    """The kinds of lives of a message."""
 
     PLAIN = auto()
-    """Acked at once."""
+    """Acked at its first delivery."""
     FAILS = auto()
-    """Its first attempt asks for another."""
+    """Its first attempt fails, and the second is acked."""
     SNOOZES = auto()
-    """Put off while it is little later than it was first due."""
+    """Snoozed for some time after its first due, then acked."""
     LASTS = auto()
-    """Worked at for longer than `hold`."""
+    """Handled for longer than `hold`."""
     BURIED = auto()
     """Buried at once."""
     POISON = auto()
@@ -55,7 +54,7 @@ class Course(Enum):
 
     @property
     def is_deadly(self) -> bool:
-        """Whether it ends in the dead-letter queue."""
+        """True if the message ends in the dead-letter queue."""
         return self in {Course.BURIED, Course.POISON}
 
 
@@ -70,7 +69,7 @@ _COURSES = [course for course, share in _SHARES.items() for _ in range(share)]
 
 
 class Outcome(StrEnum):
-    """What a delivery comes to, as its handler or caller asks."""
+    """The outcome of a delivery, as its handler or caller asks."""
 
     ACKED = "acked"
     RETRIED = "retried"
@@ -79,18 +78,18 @@ class Outcome(StrEnum):
 
     @property
     def asks(self) -> bool:
-        """Whether the message is to come again."""
+        """True if the message is to be delivered again."""
         return self in {Outcome.RETRIED, Outcome.SNOOZED}
 
 
 class Deed(NamedTuple):
-    """What is done at one delivery.
+    """The action at one delivery.
 
     Attributes:
-        outcome: What it comes to.
-        delay_ms: How long it is to stay away at least, where it is to come again.
-        work_ms: How long it takes.
-        backs_off: Whether the queue's own back-off says how long it stays away.
+        outcome: The outcome.
+        delay_ms: The least time until the next delivery, if there is to be one.
+        work_ms: How long the handler works.
+        backs_off: True if the queue's back-off decides the time until the next delivery.
     """
 
     outcome: Outcome = Outcome.ACKED
@@ -100,22 +99,22 @@ class Deed(NamedTuple):
 
 
 def course_of(body: str) -> Course:
-    """The course that a body stands for; the same ever."""
+    """The course of a body, always the same."""
     place = crc32(body.encode()) % _SHARES_OF
     return _COURSES[place] if place < len(_COURSES) else Course.PLAIN
 
 
 def deed_for(message: Message, now_ms: int) -> Deed:
-    """What is to be done with a message that has been delivered now."""
+    """The action for a message that is delivered now."""
     late_ms = now_ms - round(message.first_due.timestamp() * 1_000)
     return deed_of(course_of(message.text), message.attempt, late_ms)
 
 
 def deed_of(course: Course, attempt: int, late_ms: int) -> Deed:
-    """What is done at a delivery.
+    """The action at a delivery.
 
     Args:
-        course: The message's.
+        course: The message's course.
         attempt: The number of the delivery, from 1.
         late_ms: How long ago the message was first due, milliseconds.
     """

@@ -1,4 +1,4 @@
-"""A consumer is killed half way through its jobs; another one takes over within a lease."""
+"""A consumer is killed half way through its jobs; another one continues within a lease."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@
  before each reading: flush, compact ──► nodetool     SSTables, bytes
 ```
 
-All on a node of its own, with gc_grace 10 s and offsets of 5 s, so that what takes a working day
-elsewhere is over in ten minutes: sealed shards are swept 4, 32 and 256 s later, and compacted away.
-A machine with other work slows one burst and not the next, and speeds none up: so the best of five
-counts. It wakes threads later as well, and by more than a tenth of a median lateness: so that is
-judged by how late a process woke in the same seconds that does nothing but sleep. What makes all of
-the machine slower hides in this, and shows in the CPU a delivery and the drain. What each figure
-tends to from minute 120 on is drawn as well.
+The node is started for this, with gc_grace 10 s and offsets of 5 s, so that ten minutes show what
+takes a working day elsewhere: sealed shards are swept 4, 32 and 256 s later, and compacted away.
+Other work on the machine slows some bursts and speeds none up, so the best of five bursts counts.
+Other work also wakes threads later, by more than a tenth of a median lateness. So lateness is
+judged beside that of a process which only sleeps in the same seconds. A slowdown of the whole
+machine is hidden by this, but shows in the CPU a delivery and in the drain. The charts also have
+the trend of each figure from minute 120 on.
 
-Source: that line is Theil's and Sen's, the median slope of all pairs, which single readings do not
-move (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
+Source: the trend line is Theil's and Sen's, the median slope of all pairs, which single outliers do
+not move (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _GC_GRACE_S = 10
 _RATE = 200
 _TRACED_RATE = 50
 _AHEAD_MS = 2_500
-"""Timers are known before they are due, so that lateness is that of the firing."""
+"""How long before their due timers are put, so that lateness measures only the firing."""
 _BURST = 24_000
 _BURSTS = 5
 _BURST_AHEAD_MS = 1_000
@@ -65,21 +65,21 @@ _WAIT_S = 60
 _EARLY = (120, 180)
 _LAST = 60
 _LEAST = _EARLY[1] + _EVERY_S
-"""Minutes that it takes to compare two parts of them."""
+"""The least minutes of a run: enough for an early part and a last one to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read at one time.
+    """The figures read at one time.
 
     Attributes:
-        minute: When, in minutes of the queue.
+        minute: The time, in minutes of the queue.
         drain: Messages a second of a burst, the best of five.
         cpu_us: The consumer's CPU a delivery of a burst, the least of five.
         p50_ms: Lateness of timers, median.
-        p99_ms: The same, of 99 in 100.
-        bare_ms: How late a process woke meanwhile that does nothing but sleep, median.
-        tombstones: Tombstones that all reads of messages met, a delivery.
+        p99_ms: Lateness of timers, 99th percentile.
+        bare_ms: How late a process that only sleeps woke in the same seconds, median.
+        tombstones: Tombstones that reads of messages met, per delivery.
         sstables: SSTables of shardq's tables.
         bytes: Their size on disk.
     """
@@ -96,20 +96,20 @@ class Reading:
 
     @property
     def by_bare(self) -> float:
-        """The median lateness in parts of the sleeper's."""
+        """The median lateness, as a multiple of the sleeper's."""
         return self.p50_ms / max(self.bare_ms, 0.001)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far a figure may be at the end from what it was early: by so much, or so great a part.
+    """How much worse a figure may be at the end than early: by a part of it, or by an amount.
 
     Attributes:
         name: The reading's field.
-        part: Of what it was early; None: it is shown, and judged by others.
-        least: In its own unit; what is less is not seen.
-        title: For people.
-        is_rate: Whether more is better.
+        part: The allowed part of the early figure; None: the figure is only shown.
+        least: The allowed amount in the figure's unit; a smaller change counts as none.
+        title: Its name for people.
+        is_rate: True if more is better.
     """
 
     name: str
@@ -130,12 +130,12 @@ BOUNDS = (
     Bound("sstables", 0, 2, "SSTables"),
     Bound("bytes", 0.25, 0, "bytes"),
 )
-"""A tenth of 1 ms at p99 is less than a thread's waking varies by."""
+"""The bounds of all figures. p99 needs an amount: a tenth of 1 ms is less than wake-ups vary by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A figure early and at the end, and whether it has not decayed; None where not judged."""
+    """A figure early and at the end; True if it has not decayed, None if it is not judged."""
 
     title: str
     early: float
@@ -167,7 +167,7 @@ def judge(readings: Sequence[Reading]) -> list[Verdict]:
 
 
 def panels(readings: Sequence[Reading]) -> list[chart.Panel]:
-    """A chart of each figure, and of what it tends to."""
+    """A chart of each figure, with its trend."""
     minutes = [one.minute for one in readings]
     made = []
     for bound in BOUNDS:
@@ -189,7 +189,7 @@ def _line(readings: Sequence[Reading], name: str) -> Callable[[float], float]:
 
 
 def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Reading]:
-    """Start a node, put the load on it, and read it at intervals."""
+    """Start a node, put load on it, and read the figures at intervals."""
     clock = SystemClock()
     there = node.start(1, directory, report=tell)
     try:
@@ -257,16 +257,17 @@ class _Reader:
         self._before = (0, 0)
 
     def read_for(self, minutes: int) -> list[Reading]:
-        """A reading every 20 minutes, until so many have passed."""
+        """Take a reading every 20 minutes of the queue, for a number of minutes."""
         start_us = self._clock.boot_us()
         readings = []
         for number in range(1, minutes // _EVERY_S + 1):
             due_us = start_us + number * _EVERY_S * 1_000_000
-            # What it takes comes before its time, so that the last one is under full load too.
+            # Begin early enough to end at the due time, so that the last reading is under full load
+            # too.
             early_us = due_us - (_WARM_S + _WINDOW_S + 14) * 1_000_000 - self._clock.boot_us()
             if early_us > 0:
                 self._clock.sleep(early_us / 1e6)
-            # When it really is: on a busy machine readings come late.
+            # Use the real time: on a busy machine readings are late.
             reading = self._read((self._clock.boot_us() - start_us) / 1e6 + _WARM_S + _WINDOW_S)
             readings.append(reading)
             self._tell(json.dumps(asdict(reading)))
@@ -276,16 +277,16 @@ class _Reader:
         node.nodetool("flush", node.KEYSPACE, directory=self._directory)
         node.nodetool("compact", node.KEYSPACE, directory=self._directory)
         sstables, size = self._tables()
-        # Traces are the measurement's own, and would slow the node down as they grow.
+        # Delete the traces of this measurement, because they would slow the node down as they grow.
         self._session.execute("TRUNCATE system_traces.events")
         self._session.execute("TRUNCATE system_traces.sessions")
         with sleeper() as naps_us:
-            # Its start takes half a second of CPU.
+            # Wait first: the start of the sleeper takes half a second of CPU.
             self._clock.sleep(_WARM_S)
             self._member.clear()
             self._clock.sleep(_WINDOW_S)
         late_us = self._member.report()["late_us"]
-        # Since the last reading: sweeps come every 30 s at the seldomest.
+        # Count since the last reading, because some sweeps run only every 30 s.
         before, self._before = self._before, self._traced()
         deliveries, met = (now - then for now, then in zip(self._before, before, strict=True))
         rates, cpus_us = zip(*(self._drain() for _ in range(_BURSTS)), strict=True)
@@ -302,15 +303,15 @@ class _Reader:
         )
 
     def _drain(self) -> tuple[float, float]:
-        """Put messages that are due all at once; how many a second, and us of CPU a delivery."""
+        """Put messages due at one time; returns deliveries a second, and us of CPU for each."""
         due = moment_of(self._clock.now_ms() + _BURST_AHEAD_MS)
         before = self._member.clear()
         self._queue.put_many({"body": b"x" * 200, "due": due} for _ in range(_BURST))
-        # With what the load brings until half a second after the burst.
+        # Count the load's messages too, until half a second after the burst.
         wanted = _BURST + _RATE * (_BURST_AHEAD_MS + 500) // 1_000
         self._member.wait(lambda state: state["handled"] >= wanted, _WAIT_S)
         after = self._member.report()
-        # The last of the burst is the latest of all: its lateness is how long the burst took.
+        # The last message of the burst is the latest of all: its lateness is the burst's duration.
         rate = _BURST * 1e6 / max(*after["late_us"], 1)
         return rate, (after["cpu_s"] - before["cpu_s"]) * 1e6 / after["handled"]
 
@@ -330,10 +331,10 @@ class _Reader:
 
 
 def main() -> int:
-    """Take the readings, draw them; 1 where something decayed."""
+    """Take the readings, and draw them; returns 1 if a figure decayed."""
     options = _options()
     tell = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731 - no more than that
-    # The node and the consumers are ended then as well.
+    # Raise KeyboardInterrupt on SIGTERM, so that the node and the consumers are ended too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.readings:
@@ -358,10 +359,10 @@ def main() -> int:
 
 
 def _read_from(path: Path) -> list[Reading]:
-    """The readings that a run has kept beside its plot.
+    """The readings that an earlier run has stored.
 
     Raises:
-        UsageError: If they are none, or of too few minutes to be judged.
+        UsageError: If the file has none, or too few minutes to be judged.
     """
     try:
         readings = [Reading(**one) for one in json.loads(path.read_text())]

@@ -6,8 +6,7 @@
    └────────────────────► judge ◄────────────────────────────────────────────┘
 ```
 
-Consumers may be killed or frozen half way and clocks set wrong; the judge takes the files' word
-alone.
+Consumers may be killed or frozen half way, and clocks set wrong. The judge reads only the files.
 """
 
 from __future__ import annotations
@@ -46,16 +45,17 @@ if TYPE_CHECKING:
     from shardq.connection import Connection
 
 COMMITS = Path(__file__).parents[2] / "data" / "commits.jsonl.gz"
-"""The trace of a checkout."""
+"""The trace that a checkout of the repository contains."""
 _WALL_S = 25.0
-"""Seconds into which the trace is squeezed where no speed is asked for."""
+"""Seconds in which the trace is replayed if no speed is given."""
 _WARM_UP_S = 4.0
-"""Until the first line is due: what starting the processes takes here."""
+"""Seconds until the first line is due: the processes start in this time."""
 _LEAD = "5s"
 _FROZEN_S = 15.0
-"""Past the lease of 10 s."""
+"""Seconds for which a consumer is frozen: longer than the lease of 10 s."""
 _QUIET_S = 45.0
-"""Past lease, park and retry: what has not come so long after the last due, never will."""
+"""A message that was not delivered this long after the last due is lost: longer than lease, park
+and retry."""
 _TICK_S = 0.25
 _SHOW_S = 1.0
 _TELL_S = 5.0
@@ -63,21 +63,21 @@ _TELL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run.
+    """The choices of one run.
 
     Attributes:
         url: The store.
         queue: A queue that nobody else uses.
-        events: The trace's file.
-        limit: Only so many lines; all where None.
-        speed: Divides the gaps.
+        events: The file of the trace.
+        limit: How many lines are replayed; None: all.
+        speed: Divides the gaps between lines.
         producers: Processes.
         consumers: Processes.
         threads: Handlers of a consumer.
-        kill: Whether the first consumer is killed half way.
-        freeze: Whether the last consumer is frozen half way, past its lease.
-        offsets: Seconds by which the processes' clocks are wrong, producers first, in turn.
-        corrected: Whether the processes correct their clocks.
+        kill: True to kill the first consumer half way.
+        freeze: True to freeze the last consumer half way, for longer than its lease.
+        offsets: Seconds by which the processes' clocks are wrong: in turn, producers first.
+        corrected: True if the processes correct their clocks.
     """
 
     url: str
@@ -195,7 +195,7 @@ def _offsets(text: str | None) -> tuple[float, ...]:
 
 
 def tell(verdict: Verdict, plan: Plan) -> Exit:
-    """Print the verdict; returns how the command is to end."""
+    """Print the verdict; returns the exit code."""
     wrong_clocks = not plan.corrected
     failed = not verdict.is_proved(with_wrong_clocks=wrong_clocks)
     if options.is_json():
@@ -223,9 +223,9 @@ class Run:
     """One run of a plan.
 
     Args:
-        plan: What is to be run.
+        plan: The plan.
         stage: Its processes.
-        as_json: Keep stdout for the verdict alone.
+        as_json: True to print only the verdict to stdout.
     """
 
     plan: Plan
@@ -235,10 +235,10 @@ class Run:
     _bodies: set[bytes] = field(default_factory=set)
 
     def run(self) -> Verdict:
-        """Run it; returns what became of every message.
+        """Run the plan; returns the verdict on all messages.
 
         Raises:
-            ShardqError: If a process ended with an error; the text is its own.
+            ShardqError: If a process ended with an error; the text is the process's.
         """
         plan, stage = self.plan, self.stage
         shardq.init(plan.url)
@@ -256,7 +256,7 @@ class Run:
             self._say(f"store {db.url_shown}")
             self._start(start_ms)
             self._watch(db, put)
-            # The acks of the last deliveries are to be written.
+            # Wait until the acks of the last deliveries are stored.
             stage.wait_until_empty(queue)
             stage.stop(*stage.consumers)
         deliveries = []
@@ -285,13 +285,13 @@ class Run:
         return self.stage.spawn(name, ["shardq", *words, "--store", self.plan.url], out, clock)
 
     def _environments(self) -> Iterator[dict[str, str]]:
-        """What sets the clock of each process wrong, in turn."""
+        """The environment that sets a process's clock wrong, for each process in turn."""
         correction = {} if self.plan.corrected else {CORRECTION_VARIABLE: "off"}
         for offset in cycle(self.plan.offsets or (0.0,)):
             yield correction | {OFFSET_VARIABLE: str(offset)}
 
     def _watch(self, db: Connection, put: Sequence[trace.Timed]) -> None:
-        """Until every body was written down, or nothing comes any more."""
+        """Wait until every body was recorded, or no more are delivered."""
         first_ms = min(message.due_ms for message in put)
         last_ms = max(message.due_ms for message in put)
         wanted = {message.body for message in put}
@@ -299,7 +299,7 @@ class Run:
         observer = Observer(db, [self.plan.queue])
         quiet_s = _QUIET_S
         if not self.plan.corrected:
-            # A producer may be ahead by as much as all consumers are behind.
+            # Wait longer: a producer's clock may be ahead, and all consumers' clocks behind.
             quiet_s += 2 * max(map(abs, self.plan.offsets), default=0)
         news_us = shown_us = told_us = 0
         with ExitStack() as stack:
@@ -322,14 +322,14 @@ class Run:
                 self.stage.sleep(_TICK_S)
 
     def _is_calm(self, now_us: int) -> bool:
-        """Whether all trouble that was asked for is over."""
+        """True if all planned kills and freezes are over."""
         wanted = self.plan.kill + self.plan.freeze
         return len(self.interruptions) == wanted and all(
             cut.until_us <= now_us for cut in self.interruptions
         )
 
     def _trouble(self, half_ms: int) -> Iterator[None]:
-        """Kills and freezes when its time has come; advanced once a tick."""
+        """Kill and freeze consumers at their times; advanced once a tick."""
         stage = self.stage
         while machine_us() < half_ms * 1_000:
             yield
@@ -349,10 +349,10 @@ class Run:
         self.interruptions.append(Interruption(victim.out.name, what, from_us, until_us))
 
     def _read(self) -> bool:
-        """Take in what consumers have written since; returns whether there was anything."""
+        """Read what consumers have written since the last call; True if there was anything."""
         before = len(self._bodies)
         for line in chain.from_iterable(map(self.stage.news, self.stage.consumers)):
-            # A kill may have torn it; the judge counts it.
+            # Skip a line that a kill has cut off; the judge counts such lines.
             with suppress(ValueError):
                 self._bodies.add(trace.TraceLine.from_json(line).body)
         return len(self._bodies) > before
@@ -381,7 +381,7 @@ class Run:
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Take SIGTERM and SIGHUP as a Ctrl-C, unless they are ignored.
+    """Treat SIGTERM and SIGHUP like Ctrl-C, unless they are ignored.
 
     The processes of a run are in sessions of their own: no signal that ends this one reaches them.
     """

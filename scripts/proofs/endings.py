@@ -1,12 +1,12 @@
-"""How each message ended, and after how many attempts: a pure function of what processes wrote.
+"""How each message ended, and after how many attempts: a pure function of processes' files.
 
 ```
  body ── its course ──┬─► deliveries: their attempts, one after another, no sooner than asked
                       └─► acked, or in the dead-letter queue: one of them, and the right one
 ```
 
-An attempt that nobody wrote down may have been spent in a trouble, of a message that was there:
-what is about to be handed out with care, or is claimed for a caller, is counted before that.
+In a trouble, a message that was due may have used up an attempt that nobody recorded: the attempts
+of suspects and of claims are counted before they are handed out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from shardq.inspection.audit import Balance
 
 LAPSE_US = 8_000_000
-"""In a trouble that lasts, an attempt may go unseen so often: as often as a lease lapses."""
+"""In a long trouble, one attempt may go unrecorded in each such time, after which a lease
+lapses."""
 
 
 class Letter(NamedTuple):
@@ -35,7 +36,7 @@ class Letter(NamedTuple):
 
     Attributes:
         body: Its body.
-        attempts: Deliveries before it died, as it says itself.
+        attempts: Deliveries before it died, as the dead message records them.
         reason: Why it died.
     """
 
@@ -46,16 +47,18 @@ class Letter(NamedTuple):
 
 @dataclass(slots=True)
 class Endings:
-    """What the messages have come to.
+    """The ends of all messages.
 
     Attributes:
         acked: Bodies that a handler or caller has acked.
         dead: Bodies in the dead-letter queue.
-        unended: Bodies that were put, and are neither.
-        wrong: Bodies that ended otherwise than their course does, in both ways, or twice; and why.
-        miscounted: Deliveries whose attempt is not what it has to be; and what that is.
-        hasty: Deliveries that came sooner than the one before had asked for; and that one.
-        courses: How many of those that were delivered went each course.
+        unended: Bodies that were put, and are neither acked nor dead.
+        wrong: Bodies that did not end as their course asks, that ended twice, or in both ways; with
+            the reason.
+        miscounted: Deliveries with a wrong number of the attempt; with the right numbers.
+        hasty: Deliveries that came sooner than the delivery before had asked for; with the delivery
+            before.
+        courses: How many delivered messages had each course.
     """
 
     acked: set[str] = field(default_factory=set)
@@ -68,7 +71,7 @@ class Endings:
 
 
 def plain(_body: str) -> Course:
-    """The course of all messages of a queue whose handlers only ack."""
+    """The course of messages in a queue whose handlers only ack."""
     return Course.PLAIN
 
 
@@ -83,12 +86,12 @@ def judge(
     """Judge how each message ended.
 
     Args:
-        puts: All that was put, and is known to be.
-        hand_outs: Of all consumers and callers, of a queue that is empty now.
-        letters: All of its dead-letter queue.
-        settled: When the store had each outcome, as `repeats.read_times` tells.
-        troubles: All that was done on purpose.
-        course: What course a body goes.
+        puts: All puts that are known to be stored.
+        hand_outs: The hand-outs of all consumers and callers, of a queue that is empty now.
+        letters: All messages of the dead-letter queue.
+        settled: When the store had each outcome, as `repeats.read_times` returns it.
+        troubles: All troubles that were caused on purpose.
+        course: Returns the course of a body.
     """
     known = {put.body: put for put in puts}
     of_body: dict[str, list[HandOut]] = defaultdict(list)
@@ -103,7 +106,7 @@ def judge(
         found.courses[course(body)] += 1
         if any(one.outcome == Outcome.ACKED for one in deliveries):
             found.acked.add(body)
-        # What a killed producer put, nobody knows the due of.
+        # The due of a message that a killed producer put is not known.
         due_us = known[body].due_ms * 1_000 if body in known else 0
         _judge_attempts(deliveries, due_us, settled, troubles, found)
         unseen = _unseen(due_us, _over_us(deliveries[-1], settled), troubles)
@@ -116,7 +119,7 @@ def judge(
 
 
 def _over_us(last: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int | None:
-    """When a message was over with its last delivery, as far as that is known."""
+    """When a message's last delivery was settled; None if that is not known."""
     is_last = not last.asks or last.attempt >= ATTEMPTS
     return repeats.settled_us(last, settled) if is_last else None
 
@@ -124,7 +127,7 @@ def _over_us(last: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int
 def _wrongs(
     course: Course, deliveries: Sequence[HandOut], letters: Sequence[Letter], unseen: int
 ) -> list[str]:
-    """In which ways a message ended otherwise than it had to."""
+    """The ways in which a message did not end as it should have."""
     wrongs = []
     if course.is_deadly and any(one.outcome == Outcome.ACKED for one in deliveries):
         wrongs.append(f"was acked, though its course {course.name} is deadly")
@@ -154,7 +157,7 @@ def _judge_attempts(
     troubles: Sequence[Trouble],
     found: Endings,
 ) -> None:
-    """The first is number 1, one that was asked for the next, or the same after a snooze."""
+    """Judge numbers: the first is 1; an asked-for one is the next, or the same after a snooze."""
     before: list[HandOut] = []
     due_us = since_us
     for one in deliveries:
@@ -168,7 +171,7 @@ def _judge_attempts(
             if is_once and one.began_us < last.next_due_us - repeats.CLOCKS_US:
                 found.hasty.append((last, one))
         else:
-            # What comes again without being asked for may have been counted or not.
+            # A delivery before that asked for no other may have been counted or not.
             least, most = 1, max((other.attempt for other in before), default=0) + 1
         least = least if is_once else 1
         most += _unseen(since_us, one.began_us, troubles)
@@ -180,9 +183,9 @@ def _judge_attempts(
 
 
 def _may_be_twice(due_us: int, at_us: int, troubles: Sequence[Trouble]) -> bool:
-    """Whether a message met a store in trouble, and may have two rows, each with its attempts.
+    """True if a message met a store in trouble, and may have two rows with attempts of their own.
 
-    Two moves of it, of which neither was known to be stored, leave that.
+    Two moves of the message, neither known to be stored, may leave two rows.
     """
     return any(
         one.kind is Kind.STORE and due_us <= one.reach_us and one.from_us <= at_us
@@ -207,12 +210,12 @@ def _unseen(from_us: int, until_us: int | None, troubles: Sequence[Trouble]) -> 
 
 
 def uneven(found: Endings, *, put: int, recovered: int, left: int) -> list[str]:
-    """Where what was put is not what has ended and what is left: by the files, without a ledger.
+    """The differences between puts and ends, by the files alone, without the queue's own counts.
 
     Args:
         found: How the messages ended.
         put: Messages that the store has acknowledged.
-        recovered: Those that were delivered though their put never returned.
+        recovered: Messages that were delivered though their put never returned.
         left: Rows in the queue, counted.
     """
     acked, dead = len(found.acked), len(found.dead - found.acked)
@@ -222,14 +225,14 @@ def uneven(found: Endings, *, put: int, recovered: int, left: int) -> list[str]:
 
 
 def misbooked(found: Endings, balance: Balance, *, put: int, recovered: int) -> list[str]:
-    """Where a queue's own books, when it is empty, say otherwise than the files.
+    """The differences between the counts of an empty queue and the files.
 
     Args:
         found: How the messages ended.
-        balance: By the books.
+        balance: The queue's own counts.
         put: Messages that the store has acknowledged.
-        recovered: Those that were delivered though their put never returned: some of them are not
-            recorded either.
+        recovered: Messages that were delivered though their put never returned. Some of them are
+            not in the queue's counts.
     """
     acked, dead = len(found.acked), len(found.dead - found.acked)
     wrongs = []

@@ -1,4 +1,4 @@
-"""One server answers many requests, and clients that vanish: it grows no more, and keeps none."""
+"""A server that answers many requests does not grow; it keeps no socket of vanished clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOST_MS_MAX = 1_000
 
 
 def play(stage: Stage) -> list[Promise]:
-    """Count memory after the first tenth of the requests and at the end, then sockets."""
+    """Compare memory after the first tenth of the requests and at the end, then count sockets."""
     first, last = _REQUESTS[stage.long]
     vanished = _VANISHED[stage.long]
     with (
@@ -58,7 +58,7 @@ async def _play(
     sockets = _sockets(server)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(_stream(key))
-    # Else no stream would vanish.
+    # Check that the stream began, because only then can it vanish.
     assert b" 200 " in await reader.readline()  # noqa: S101
     writer.close()
     for number in range(0, vanished, _AT_ONCE):
@@ -114,7 +114,7 @@ async def _ask(stage: Stage, server: Server, key: Key, queue: str, requests: int
 
 
 async def _vanish(stage: Stage, server: Server, key: Key, queue: str, number: int) -> None:
-    """Connect, and leave: before a request, within its head or body, in a poll or in a stream."""
+    """Connect, and vanish: before a request, within its head or body, in a poll or in a stream."""
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     fields = json.dumps({"QueueUrl": queue, "WaitTimeSeconds": 20}).encode()
     asked = Connection(server.url, key, stage.clock).request("ReceiveMessage", fields)
@@ -122,7 +122,7 @@ async def _vanish(stage: Stage, server: Server, key: Key, queue: str, number: in
     writer.write(sent[number % len(sent)])
     await asyncio.sleep(random.random() / 5)
     if number % 2:
-        # Without a word.
+        # Reset the connection, without the usual end.
         writer.transport.abort()
     writer.close()
 
@@ -158,6 +158,6 @@ def _resident_mb(server: Server) -> float:
 
 
 def _sockets(server: Server) -> int:
-    """How many connections the server has, with the socket that it listens at."""
+    """The number of the server's sockets: its connections and the one that it listens at."""
     files = Path(f"/proc/{server.pid}/fd")
     return sum(os.readlink(one).startswith("socket:") for one in files.iterdir())

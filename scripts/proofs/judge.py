@@ -1,7 +1,7 @@
-"""What the files of producers and consumers prove: pure functions, without store or clock.
+"""Judges the files of producers and consumers: pure functions, without store or clock.
 
-Losses, repeats and early deliveries are `verdict`'s to judge; here is what it does not know: order,
-groups, priorities, purges.
+`verdict` judges losses, repeats and early deliveries. Order, groups, priorities and purges are
+judged here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from proofs.verdict import Interruption, Verdict
 
 SLACK_MS = 500
-"""So far back a consumer looks again before a message of a group goes, and at each short sweep."""
+"""How far back a consumer rereads before it delivers a message of a group, and at each short
+sweep."""
 LAGGED_US = 2_000_000
-"""Who delivers something that has waited for longer is seconds behind, and stays so for as long."""
+"""A consumer whose delivery waited for longer than this is seconds behind, and stays so for as
+long."""
 
 
 class Put(NamedTuple):
@@ -39,7 +41,8 @@ class Put(NamedTuple):
         due_ms: The due that was asked for, epoch milliseconds.
         began_us: When the call that put it began, by the machine's clock, epoch microseconds.
         acked_us: When that call returned.
-        group: Its group, or None; a group is one producer's, and one call puts one of it at most.
+        group: Its group, or None. Each group has one producer, and a call puts at most one of its
+            messages.
         priority: 0 is first.
     """
 
@@ -61,7 +64,7 @@ class Put(NamedTuple):
 
 
 class HandOut(NamedTuple):
-    """A line of a consumer's file, written when the handler was through.
+    """A line of a consumer's file, written when the handler had ended.
 
     Attributes:
         number: How many hand-outs its process had before; the order in which handlers began.
@@ -71,9 +74,9 @@ class HandOut(NamedTuple):
         began_us: When its handler began, by the machine's clock, epoch microseconds.
         ended_us: When its handler ended.
         attempt: The number of this delivery, from 1.
-        outcome: What it came to, as its handler asked; one of `courses.Outcome`.
-        delay_ms: How long it was to stay away at least, where it was to come again.
-        consumer: Who wrote it down: the file's name.
+        outcome: The outcome that its handler asked for; one of `courses.Outcome`.
+        delay_ms: The least time until the next delivery, if there was to be one.
+        consumer: The consumer that recorded it: the file's name.
     """
 
     number: int
@@ -89,22 +92,22 @@ class HandOut(NamedTuple):
 
     @property
     def is_claim(self) -> bool:
-        """Whether a caller had it, who knows only the due of its claim."""
+        """True if a caller had the message; a caller knows only the due of its claim."""
         return self.consumer.startswith("caller")
 
     @property
     def asks(self) -> bool:
-        """Whether the message was to come again."""
+        """True if the message was to be delivered again."""
         return Outcome(self.outcome).asks
 
     @property
     def next_attempt(self) -> int:
-        """The number of the delivery that it asked for."""
+        """The number of the delivery that this one asked for."""
         return self.attempt + (self.outcome == Outcome.RETRIED)
 
     @property
     def next_due_us(self) -> int:
-        """Before this it asked for none, epoch microseconds."""
+        """The earliest time of the delivery that this one asked for, epoch microseconds."""
         return self.ended_us + self.delay_ms * 1_000
 
     def to_json(self) -> str:
@@ -116,7 +119,7 @@ class HandOut(NamedTuple):
         """A hand-out from its line.
 
         Raises:
-            ValueError: If the line is torn.
+            ValueError: If the line is incomplete.
         """
         fields = json.loads(line)
         if not isinstance(fields, list) or len(fields) != len(cls._fields) - 1:
@@ -125,17 +128,17 @@ class HandOut(NamedTuple):
 
 
 def read_puts(paths: Iterable[Path]) -> list[Put]:
-    """What was put, in the order of each producer, but for a line torn by a kill."""
+    """The puts, in the order of each producer; a line that a kill has cut off is left out."""
     return [Put.from_json(line) for path in paths for line in _whole_lines(path)]
 
 
 def read_hand_outs(paths: Iterable[Path]) -> list[HandOut]:
-    """What was handed out; a line torn by a kill stands for no delivery that was acknowledged."""
+    """The hand-outs; a line that a kill has cut off is left out, for its delivery was not acked."""
     return [HandOut.from_json(line, path.name) for path in paths for line in _whole_lines(path)]
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    # Before its first line a process has no file.
+    # A process that has written no line yet has no file.
     data = path.read_bytes() if path.exists() else b""
     return data[: data.rfind(b"\n") + 1].splitlines()
 
@@ -145,7 +148,7 @@ def whole(
     hand_outs: Iterable[HandOut],
     interruptions: Sequence[Interruption] = (),
 ) -> Verdict:
-    """What was lost, repeated, early, or never put."""
+    """The verdict: which messages were lost, repeated, early, or never put."""
     return compare(
         [Timed(put.body.encode(), put.due_ms) for put in puts],
         [
@@ -166,11 +169,11 @@ def whole(
 
 @dataclass(slots=True)
 class Disorder:
-    """Hand-outs of one process that came after one with a later due.
+    """Hand-outs of one process that followed a hand-out with a later due.
 
     Attributes:
         count: How many.
-        worst_ms: The furthest that one of them was behind, milliseconds of due.
+        worst_ms: The largest difference of dues among them, milliseconds.
     """
 
     count: int = 0
@@ -191,19 +194,20 @@ def disorder(hand_outs: Iterable[HandOut]) -> Disorder:
 
 @dataclass(slots=True)
 class GroupFaults:
-    """Where groups were not one at a time in order, as pairs of what began first and second.
+    """Faults in the order of groups, as pairs of hand-outs, by the order of their begins.
 
     Attributes:
         groups: How many groups were judged.
         messages: How many of their messages were handed out.
-        disordered: For each message that one of its group overtook: that one, and the message.
-        stored_late: The same where the store had acknowledged the message only so long after its
-            due that nobody looked there any more.
-        lagged: The same, and as in `passed`, where the one that overtook had not been put off, the
-            message was, and that one or its consumer was seconds behind: so in no order then.
-        together: Deliveries of which the second began before the first had ended.
-        passed: Deliveries that asked for another, and what of their group began before that came,
-            where neither it nor its consumer was seconds behind.
+        disordered: Pairs of a message that overtook another of its group, and the overtaken one.
+        stored_late: Such pairs whose overtaken message was stored so long after its due that no
+            consumer read there any more.
+        lagged: Such pairs, and pairs as in `passed`, where the first was not postponed, the second
+            was, and the first or its consumer was seconds behind. No order holds then.
+        together: Pairs of deliveries whose second began before the first had ended.
+        passed: Pairs of a delivery that asked for another one, and a delivery of its group that
+            began before the asked-for one, where neither the second nor its consumer was seconds
+            behind.
     """
 
     groups: int = 0
@@ -221,8 +225,8 @@ def group_faults(
     """Judge every group's deliveries by due, then by put, and that no two ran at a time.
 
     Args:
-        puts: In the order of each producer; those without a group are passed over.
-        hand_outs: Of all consumers.
+        puts: The puts in the order of each producer; puts without a group are skipped.
+        hand_outs: The hand-outs of all consumers.
         late_us: How long after its due a message may have been stored to keep its place.
     """
     members: dict[str, list[Put]] = defaultdict(list)
@@ -233,7 +237,7 @@ def group_faults(
     lags = _Lags((of_body[put.body][0], put) for put in puts if put.body in of_body)
     found = GroupFaults(groups=len(members))
     for group in members.values():
-        # Stable, so equal dues keep the order of their puts.
+        # The sort is stable, so equal dues keep the order of their puts.
         ordered = sorted(group, key=lambda put: put.due_ms)
         first = [(of_body[put.body][0], put) for put in ordered if put.body in of_body]
         found.messages += len(first)
@@ -273,10 +277,10 @@ def group_faults(
 
 
 class _Lags:
-    """Which consumers were seconds behind, and when, by what waits for nothing else: of no group.
+    """When each consumer was seconds behind, by messages without a group, which wait for no other.
 
-    The lane is not written down, so one excuses all of its consumer's; how many are, the table of
-    the faults says, and bounds.
+    Lanes are not recorded, so one late message excuses all lanes of its consumer. The faults' table
+    counts the excused ones, and bounds their number.
 
     Args:
         firsts: First deliveries, with their puts.
@@ -289,35 +293,35 @@ class _Lags:
                 self._began_us[one.consumer].append(one.began_us)
 
     def lagged(self, one: HandOut) -> bool:
-        """Whether its consumer was seconds behind when a delivery began."""
+        """True if the consumer of a delivery was seconds behind when the delivery began."""
         began_us = self._began_us.get(one.consumer, [])
         place = bisect_right(began_us, one.began_us)
         return place > 0 and one.began_us - began_us[place - 1] <= LAGGED_US
 
 
 def _has_lagged(one: HandOut, put: Put, free_us: int = 0) -> bool:
-    """Whether a delivery was seconds late where it was first put, and not put off meanwhile.
+    """True if a delivery was seconds late at its first due, and not postponed meanwhile.
 
     Args:
         one: The delivery.
-        put: Its message's.
-        free_us: Until then another of its group kept it waiting.
+        put: The put of its message.
+        free_us: When no other message of its group held it up any more.
     """
     return _is_in_place(one, put) and one.began_us - max(_there_us(put), free_us) > LAGGED_US
 
 
 def _is_in_place(one: HandOut, put: Put) -> bool:
-    """Whether a message was delivered where it was first put, and not put off meanwhile."""
+    """True if a message was delivered at its first due, and not postponed meanwhile."""
     return one.is_claim or one.due_ms <= _placed_ms(put)
 
 
 def _placed_ms(put: Put) -> int:
-    """The latest due at which a message may have been put: none is put into the past."""
+    """The latest due that a put may have got: a due in the past becomes the present."""
     return max(put.due_ms, ceil_ms(put.acked_us))
 
 
 def _passed(ordered: Sequence[Sequence[HandOut]]) -> list[tuple[HandOut, HandOut]]:
-    """What began while one before it, put off by its handler, was still to come.
+    """Pairs of a postponed delivery and a later message that began before the postponed one.
 
     Args:
         ordered: Each message's deliveries, in the order of the group.
@@ -349,8 +353,8 @@ class Overtaking:
     """Hand-outs that came while a message of a higher priority waited for the same process.
 
     Attributes:
-        hand_outs: How many were judged.
-        waits_ms: For each that overtook: how long the one that it overtook had been there, due and
+        hand_outs: How many hand-outs were judged.
+        waits_ms: For each hand-out that overtook: how long the overtaken message had been due and
             stored, milliseconds.
     """
 
@@ -358,17 +362,17 @@ class Overtaking:
     waits_ms: list[float] = field(default_factory=list)
 
     def beyond(self, wait_ms: float) -> int:
-        """Those that overtook one which had been there for longer than this."""
+        """The number of hand-outs that overtook a message which had waited for longer than this."""
         return sum(wait > wait_ms for wait in self.waits_ms)
 
 
 def overtaking(puts: Mapping[str, Put], hand_outs: Iterable[HandOut]) -> Overtaking:
-    """Hand-outs made while one of a higher priority, which the same process got later, was there.
+    """Hand-outs during which a message of higher priority waited that the same process got later.
 
-    Messages of groups are passed over: they wait for each other, whatever their priority.
+    Messages of groups are skipped, because they wait for each other, whatever their priority.
 
     Args:
-        puts: By body.
+        puts: Body -> its put.
         hand_outs: First deliveries, of any number of processes.
     """
     found = Overtaking()
@@ -398,7 +402,7 @@ def _overtake(lower: list[HandOut], higher: list[tuple[int, HandOut]], found: Ov
     """Compare one band's hand-outs, in order, with those of the bands before it."""
     heapify(higher)
     for one in lower:
-        # Those that were handed out already are gone from the front; what is left came later.
+        # Drop messages that were handed out before; the remaining ones were handed out later.
         while higher and higher[0][1].number < one.number:
             heappop(higher)
         if higher and higher[0][0] < one.began_us:
@@ -407,14 +411,14 @@ def _overtake(lower: list[HandOut], higher: list[tuple[int, HandOut]], found: Ov
 
 @dataclass(slots=True)
 class PurgeFaults:
-    """What a purge did, by when each message entered.
+    """The effects of a purge, by the time at which each message entered.
 
     Attributes:
         before: Messages whose put had returned before the purge was called.
         after: Messages whose put began when the purge had returned.
-        between: The others, of which either may become.
-        purged: Those of `before` that were never delivered.
-        delivered: Deliveries of `before` that began later than the purge must hold.
+        between: The other messages, which may be purged or delivered.
+        purged: Messages of `before` that were never delivered.
+        delivered: Deliveries of `before` that began after the time by which a purge must hold.
         lost: Messages of `after` that were never delivered.
         last_ms: When the last delivery of `before` began, milliseconds after the call.
     """
@@ -439,11 +443,11 @@ def purge_faults(
     """Judge a purge.
 
     Args:
-        puts: All that was put.
-        hand_outs: All that was handed out.
+        puts: All puts.
+        hand_outs: All hand-outs.
         called_us: When the purge was called, by the machine's clock, epoch microseconds.
         returned_us: When it returned.
-        holds_us: How long after the call it must hold.
+        holds_us: How long after the call the purge must hold.
     """
     of_body = _by_body(hand_outs)
     found = PurgeFaults()

@@ -1,4 +1,4 @@
-"""Lanes rise and fall under load, with groups and three priorities in it."""
+"""Lanes are added and removed under a load that has groups and three priorities."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _RATE = 500
 _SECONDS = (30, 120)
 _LANES = (2, 8, 3)
 _GROUPS = 25
-"""Of each producer: as many as a call puts, so that each group has a message every 0.1 s."""
+"""Groups of each producer: as many as a call puts messages, so that each gets one every 0.1 s."""
 _DELAYS_MS = (0, 2_000)
 _WORK_MS = 2
 _BACKLOG = (3_000, 30_000)
 
 
 def play(stage: Stage) -> list[Promise]:
-    """Alter the lanes under load; then hand out a backlog of all priorities with one thread."""
+    """Alter the lanes under load; then deliver a backlog of all priorities with one thread."""
     return [*_load(stage), *_backlog(stage)]
 
 
 def _load(stage: Stage) -> list[Promise]:
     seconds = _SECONDS[stage.long]
     with shardq.connect(stage.url) as db:
-        # Several minutes and seals in a short piece.
+        # Shorten the minute, so that a short run has several minutes and seals.
         queue = db.queue("lanes", lanes=_LANES[0], bands=_BANDS, minute="10s", offset="10s")
         for _ in range(3):
             stage.consume(queue.name, work_ms=_WORK_MS)

@@ -42,14 +42,14 @@ _ZONES = ("UTC", "Europe/Berlin", "America/New_York")
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """What is in a large store.
+    """The contents of a large store.
 
     Attributes:
         queues: The names of its queues, the fullest first.
         dead: The id of a dead message of the fullest queue.
         near: The id of a message that is due next in a small queue.
-        recorded: The id of one due in days, in a queue with a history.
-        far: The id of one due in days, in the fullest queue, which has none.
+        recorded: The id of a message due in days, in a queue with a history.
+        far: The id of a message due in days, in the fullest queue, which has no history.
         key: A key of a message that is due in days.
         schedule: The name of a schedule of the fullest queue.
     """
@@ -64,7 +64,7 @@ class Large:
 
 
 def fill(db: Connection) -> Large:
-    """Fill an empty store; two minutes on SQLite.
+    """Fill an empty store; takes two minutes on SQLite.
 
     Args:
         db: The store.
@@ -84,7 +84,7 @@ def fill(db: Connection) -> Large:
     full, small, recorded = queues[names[0]], queues[names[-2]], queues[names[-1]]
     assert not small.settings.history_ms and recorded.settings.history_ms  # noqa: S101, PT018
     for number in range(_KEYED):
-        # In queues all over the store.
+        # Put keyed messages into many queues of the store.
         queues[names[number]].put("keyed", key=f"order-{number}", delay="2d")
     for number in range(SCHEDULES):
         _schedule(queues[names[number % QUEUES]], f"plan-{number:03}", chance)
@@ -100,7 +100,7 @@ def fill(db: Connection) -> Large:
 
 
 def _kill(queues: dict[str, shardq.Queue], chance: random.Random) -> str:
-    """Let messages die, while there are no others; the id of one of the fullest queue."""
+    """Let messages die in otherwise empty queues; returns the id of one in the fullest queue."""
     names = list(queues)
     shares = {names[0]: DEAD_FULL, names[1]: DEAD_FULL // 2}
     shares |= dict.fromkeys(names[2:102], (DEAD - sum(shares.values())) // 100)
@@ -115,7 +115,7 @@ def _kill(queues: dict[str, shardq.Queue], chance: random.Random) -> str:
         raise kind(text.format(number % 40))
 
     consumers = [shardq.Consumer(queues[name], die, threads=2) for name in shares]
-    # Each failure is logged, with its traceback.
+    # Disable logs, because each failure is logged with its traceback.
     logging.disable()
     try:
         shardq.run(*consumers, until_empty=True)

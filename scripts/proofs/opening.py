@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 0.5
 _TRIES = 120
-"""For a minute: by then what was done to the store is over."""
+"""Tries within about a minute; by then the trouble of the store is over."""
 
 
 @contextmanager
 def opened(url: str, name: str, clock: Clock | None = None) -> Iterator[shardq.Queue]:
-    """A queue that is there, and its connection, which is closed at the end.
+    """Open an existing queue; its connection is closed at the end.
 
-    A process that begins while the store is away tries again, as who watches over it would start
-    it again.
+    A process that begins while the store is away tries again, as a supervisor would restart it.
 
     Args:
         url: The store.
         name: The queue's.
-        clock: What waits between two tries; the system's where None.
+        clock: Waits between two tries; None: the system's.
     """
     waits = clock or SystemClock()
     with ExitStack() as stack:

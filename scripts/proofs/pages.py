@@ -1,4 +1,4 @@
-"""A large store: each page answers soon, and many viewers cost the store one look.
+"""In a large store each page answers soon, and many viewers cost the store no more than one.
 
 ```
  fill ──► server ──► each page, first and again ──► 1 viewer, 50 viewers ──► a change ──► scrapes
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 _PAGE_MS, _KEY_MS, _ID_MS = (500, 1_000), 100, 1_000
 _SCRAPE_MS = (300, 1_000)
 _CHANGE_S, _CHANGE_OF_MANY_S = 3.0, (3.0, 10.0)
-"""On SQLite, on Cassandra."""
+"""The longest times until a change is shown: to one viewer; to many, on SQLite and Cassandra."""
 _AGAIN = 5
 _VIEWERS = 50
 _VIEWED_S = 20.0
 _CPU_MAX = 0.15
 _READS_MAX = 1.2
-"""So many times the reads of one viewer are those of many, at most: looks are not in step."""
+"""The most reads of many viewers, in multiples of those of one; more than 1, because looks are not
+in step."""
 _CHANGES = 5
 _WAIT_S = 60.0
 _SETTLED_S = 5.0
@@ -63,7 +64,7 @@ class _Times:
 
 
 def play(stage: Stage) -> list[Promise]:
-    """Fill a store, and look at it."""
+    """Fill a store, and view its pages."""
     is_cassandra = stage.place is not None and stage.place.is_cassandra
     began_us = machine_us()
     with shardq.connect(stage.url) as db:
@@ -87,7 +88,7 @@ def play(stage: Stage) -> list[Promise]:
 
 
 def _shown(large: Large, is_cassandra: bool) -> Iterator[_Shown]:
-    """The pages, each of the queue that has most."""
+    """The measured pages, of the queues with the most content."""
     most = _PAGE_MS[is_cassandra]
     full, small, recorded = large.queues[0], large.queues[-2], large.queues[-1]
     for name, path in (
@@ -133,7 +134,7 @@ def _shown(large: Large, is_cassandra: bool) -> Iterator[_Shown]:
 
 
 class _Browser:
-    """Somebody who has signed in by a key, and looks at one page after another."""
+    """A viewer who has signed in with a key, and asks for one page after another."""
 
     def __init__(self, port: int, token: str) -> None:
         self.port = port
@@ -158,7 +159,7 @@ class _Browser:
 
 
 def _pages(browser: _Browser, shown: list[_Shown]) -> list[Promise]:
-    """Ask for each page once, and then all of them in turn, so that nothing is fresh any more."""
+    """Ask for each page once, and then all of them in turn, so that no cache is fresh."""
     times = {one: _Times() for one in shown}
     for number in range(1 + _AGAIN):
         for one in shown:
@@ -193,7 +194,7 @@ def _pages(browser: _Browser, shown: list[_Shown]) -> list[Promise]:
 
 
 def _scrapes(port: int, is_cassandra: bool) -> list[Promise]:
-    """Scrape the metrics of a server that has just started, and again."""
+    """Scrape the metrics of a server that has just started, twice."""
     most_ms, took_ms = _SCRAPE_MS[is_cassandra], []
     for _ in range(1 + _AGAIN):
         began_us = machine_us()
@@ -229,7 +230,7 @@ def _closing(port: int) -> closing[HTTPConnection]:
 
 
 class _Viewer:
-    """Somebody who follows a page: what its stream sends."""
+    """A viewer who follows the stream of a page."""
 
     def __init__(self, browser: _Browser, path: str) -> None:
         self._browser = browser
@@ -239,7 +240,7 @@ class _Viewer:
         self._changed = asyncio.Event()
 
     async def follow(self) -> None:
-        """Follow it until the end."""
+        """Read the stream until its end."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self._browser.port, limit=1 << 24
         )
@@ -257,7 +258,7 @@ class _Viewer:
             writer.close()
 
     async def shows(self, text: str) -> float:
-        """Wait until a text is on the page; how long that took, seconds."""
+        """Wait until a text is on the page; returns the seconds that it took."""
         began_us = machine_us()
         async with asyncio.timeout(_WAIT_S):
             while text not in self.html:
@@ -267,7 +268,7 @@ class _Viewer:
 
 
 class _Load(NamedTuple):
-    """What viewers cost: calls of the store and shares of a core a second, by whatever they see."""
+    """The cost of viewers: calls of the store a second, and the share of a core."""
 
     reads: float
     cpu: float
@@ -284,7 +285,8 @@ async def _viewers(server: Server, browser: _Browser, port: int, large: Large) -
         one = await _load(server, browser, port, some)
         many = await _load(server, browser, port, some * (_VIEWERS // len(some)))
         loads[name] = some, one, many
-    # Last: what was asked for before is still being looked at when the first viewer comes.
+    # Measure the idle server last: before the first viewer it still refreshes pages that were asked
+    # for.
     await asyncio.sleep(_VIEWED_S)
     none = await _load(server, browser, port, [])
     promises = []
@@ -305,13 +307,13 @@ async def _viewers(server: Server, browser: _Browser, port: int, large: Large) -
 
 
 async def _load(server: Server, browser: _Browser, port: int, paths: list[str]) -> _Load:
-    """What the server does while pages are followed."""
+    """The load of the server while viewers follow pages."""
     viewers = [_Viewer(browser, path) for path in paths]
     following = [asyncio.create_task(one.follow()) for one in viewers]
     async with asyncio.timeout(_WAIT_S):
         while not all(one.events for one in viewers):
             await asyncio.sleep(0.1)
-    # All that the first looks have found.
+    # Wait until the pages show the results of the first looks.
     await asyncio.sleep(_SETTLED_S)
     reads, before_s, began_us = _reads(port), cpu_s(server.pid), machine_us()
     before = sum(one.events for one in viewers)
@@ -333,14 +335,14 @@ def _reads(port: int) -> float:
 
 
 async def _changes(browser: _Browser, watched: shardq.Queue, is_cassandra: bool) -> list[Promise]:
-    """Put messages, and wait until the pages of those who follow show how many there are."""
+    """Put messages, and wait until followed pages show the new number."""
     one = _Viewer(browser, f"/queues/{watched.name}")
     every = _Viewer(browser, "/?order=waiting")
     others = [_Viewer(browser, "/") for _ in range(_VIEWERS)]
     following = [asyncio.create_task(viewer.follow()) for viewer in (one, every, *others)]
     took: list[tuple[float, float]] = []
     for number in range(_CHANGES):
-        # A number that no page has by chance.
+        # Use a number that no page shows by chance.
         count = 1_117 * (number + 1)
         added = [{"body": "x", "delay": "1h"}] * 1_117
         await asyncio.to_thread(watched.put_many, added)

@@ -1,7 +1,8 @@
-"""A producer process: a steady load, each message written down when the store has it.
+"""A producer process: a steady load; each message is recorded once the store has it.
 
-A call puts at most one message of a group, and the next call begins when it has returned: so each
-message of a group is stored before the next one is put. A SIGTERM ends it when a call has returned.
+A call puts at most one message of a group, and the next call begins after it has returned. So each
+message of a group is stored before the next one is put. SIGTERM ends the producer after the present
+call.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a producer is to do.
+    """The work of a producer.
 
     Attributes:
         url: The store.
-        queue: The queue, which is there.
+        queue: The queue, which exists.
         out: The file that gets a line for each message that the store has.
-        name: What its bodies and groups begin with.
+        name: The beginning of its bodies and groups.
         rate: Messages a second.
-        seconds: For so long.
-        delays_ms: How far ahead of its put a message is due, in turn. A group keeps to one of them.
-        groups: Groups that take turns; 0 for none. Half of the messages have one.
-        bands: Priorities that take turns. A group keeps to one of them.
+        seconds: The duration of the load.
+        delays_ms: Milliseconds from put to due, used in turn. All messages of a group have the
+            same.
+        groups: The number of groups, used in turn; 0: none. Half of the messages have a group.
+        bands: The number of priorities, used in turn. All messages of a group have the same.
     """
 
     url: str
@@ -55,7 +57,7 @@ class Job:
     bands: int = 1
 
     def to_json(self) -> str:
-        """As the process reads it."""
+        """The JSON text that the process reads."""
         return json.dumps(asdict(self))
 
 
@@ -72,7 +74,8 @@ def batch_of(job: Job, tick: int, now_ms: int) -> list[dict[str, Any]]:
         item: dict[str, Any] = {
             "body": f"{job.name}-{number}",
             "due": moment_of(due_ms),
-            # Shifted against the delays, so that each priority has all of them.
+            # Use the priorities at another pace than the delays, so that each priority has all
+            # delays.
             "priority": (turn // len(job.delays_ms)) % job.bands,
         }
         if group is not None:
@@ -82,12 +85,12 @@ def batch_of(job: Job, tick: int, now_ms: int) -> list[dict[str, Any]]:
 
 
 def group_name(producer: str, number: int, delay_ms: int) -> str:
-    """A group's name, which says how far ahead its messages are due."""
+    """A group's name, which contains the delay of its messages."""
     return f"{producer}-group-{number}-in-{delay_ms}"
 
 
 def put(queue: shardq.Queue, items: Iterable[Any]) -> None:
-    """Put until the store has them all: what an error carries is put again, the very same."""
+    """Put items until all are stored; the messages that an error carries are put again."""
     clock = SystemClock()
     left = iter(items)
     while True:
@@ -101,7 +104,7 @@ def put(queue: shardq.Queue, items: Iterable[Any]) -> None:
 
 
 def write_down(file: IO[str], batch: Iterable[dict[str, Any]], began_us: int) -> None:
-    """One line for each message of a call that has just returned."""
+    """Write a line for each message of a call that has just returned."""
     acked_us = machine_us()
     for item in batch:
         due_ms = round(item["due"].timestamp() * 1_000)

@@ -1,4 +1,4 @@
-"""A promise, the numbers that show how it was kept, and whether it was."""
+"""A promise, the numbers that show how well it was kept, and the judgement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NAME_CHARS = 34
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One line of the outcome.
+    """A line of the outcome.
 
     Attributes:
-        proof: The proof that it belongs to.
-        name: What is promised.
-        numbers: What was counted or measured.
-        kept: Whether it held; None where the numbers are for information.
+        proof: The name of the proof that tests the promise.
+        name: The promise.
+        numbers: The counted or measured figures.
+        kept: True if the promise was kept; None if the numbers are only for information.
     """
 
     proof: str

@@ -1,4 +1,4 @@
-"""A purge under load takes what entered before it, and nothing that entered after."""
+"""A purge under load deletes the messages that entered before it, and none that entered after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second deliveries, each of which needs a cause: a pure function of what processes wrote down.
+"""Second deliveries, each of which needs a cause: a pure function of processes' files.
 
 ```
  first delivery ── begun ───── in flight ─────► settled: the store has its ack
@@ -8,11 +8,11 @@
       └─ asked to come again, and the store has it ───────► delivered again: needs no cause
 ```
 
-What was settled before its row was read again, or comes again sooner than a lease can run out, no
-trouble of the store or of a consumer explains. In a backlog what has been read may wait for its
-hand-out longer than for its ack: its reading counts, which consumers write down. That the store has
-what was asked for, its asker writes down, or the due shows with which the message comes again,
-before the asker knows.
+No trouble of the store or of a consumer explains a second delivery if the first was settled before
+the row was reread, or if it comes sooner than a lease can run out. In a backlog a row may wait
+longer for its hand-out than for its ack, so the time at which the row was read counts; consumers
+record it. The asker records when the store had its outcome. The new due of the message may prove
+that even before the asker knows.
 """
 
 from __future__ import annotations
@@ -34,50 +34,52 @@ if TYPE_CHECKING:
     from proofs.judge import HandOut
 
 READ_US = 3_000_000
-"""A row is read so long before it is taken in, at most: its ack may be stored meanwhile."""
+"""A row is read at most this long before it is taken into memory; its ack may be stored
+meanwhile."""
 LEASE_US = 10_000_000
-"""A lease lasts for so long."""
+"""The length of a lease."""
 LEASE_GAP_US = 1_000_000
-"""A lease ends for its holder so long before it ends for the others."""
+"""A lease ends this much sooner for its holder than for the other members."""
 LEASE_LEFT_US = 4_000_000
-"""Renewed every 3 s, it lasts for longer when its holder dies or is stopped."""
+"""The least time that a lease, renewed every 3 s, has left when its holder dies or is stopped."""
 THAW_US = 500_000
-"""Rows that a frozen consumer's threads had in hand come so soon after it goes on."""
+"""A frozen consumer delivers the rows that its threads held within this time after it continues."""
 IN_THE_AIR_US = 2_000_000
-"""A delete that two nodes have may be under way to the third for so long, until it is dropped."""
+"""A delete that two nodes have may be on its way to the third for this long; then it is dropped."""
 SLOW_US = 1_000_000
-"""An ack is stored sooner, where nothing is wrong."""
+"""Without trouble an ack is stored within this time."""
 TAIL_US = 10_000_000
-"""So long after the store takes writes again, some connections of some processes do not yet."""
+"""For this long after the store takes writes again, some connections of processes may still
+fail."""
 CLOCKS_US = 20_000
-"""The store's clock, which says what is due, and that of the files differ by less.
+"""The most by which the store's clock, which decides what is due, and the files' clock differ.
 
-A process's clock is behind the store's by what an answer takes, and may catch up in between.
+A process's clock is behind the store's by the time that an answer takes.
 """
 
 
 class Kind(Enum):
-    """What a trouble is one of."""
+    """The kind of a trouble."""
 
     STORE = auto()
-    """The store, or some of it, does not take what it is told."""
+    """The store, or a part of it, refuses or loses requests."""
     KILLED = auto()
     """A consumer died."""
     FROZEN = auto()
-    """A consumer stood still."""
+    """A consumer was frozen."""
     ZOMBIES = auto()
-    """A node misses deletes, and will not be told of them."""
+    """A node misses deletes, and does not get them later."""
 
 
 class Trouble(NamedTuple):
-    """What may make deliveries come twice.
+    """A disturbance that may cause second deliveries.
 
     Attributes:
-        cause: In words.
-        kind: What may come twice for it, and what not.
+        cause: The cause in words.
+        kind: Its kind, which decides the deliveries that it may explain.
         from_us: When it began, by the machine's clock, epoch microseconds.
-        until_us: When it was over.
-        consumer: Whose it is: the file's name; None: everybody's.
+        until_us: When it had ended.
+        consumer: The only affected consumer, by its file's name; None: all processes are affected.
         threads: How many handlers that consumer has.
         grace_us: For zombies: how long tombstones are kept.
     """
@@ -92,15 +94,15 @@ class Trouble(NamedTuple):
 
     @property
     def reach_us(self) -> int:
-        """Until when a process may meet it."""
+        """The end of the time in which a process may meet the trouble."""
         return self.until_us + (TAIL_US if self.kind is Kind.STORE else 0)
 
     def met(self, one: HandOut, at_us: int | None) -> bool:
-        """Whether a delivery began in it, or before; or soon after, and its outcome hung.
+        """True if a delivery began by the trouble's end, or soon after and its outcome was slow.
 
         Args:
             one: The delivery.
-            at_us: When the store had its outcome; None: not known.
+            at_us: When the store had the delivery's outcome; None: not known.
         """
         if self.consumer not in {None, one.consumer} or one.began_us > self.reach_us:
             return False
@@ -113,12 +115,14 @@ class Repeats:
     """Second deliveries, by their cause.
 
     Attributes:
-        excused: How many, by cause.
-        in_flight: How many could have come again, by cause: begun and not settled.
-        again: Those of them that another than a dead one had at the same time. Each of the two puts
-            it off by itself, and what one stores the other does not see: so it may come once more,
-            between those behind it in its group.
-        unexplained: Those without a cause, each with why the nearest one does not do.
+        excused: How many have a cause, by cause.
+        in_flight: How many deliveries were begun and not settled, by cause; each might have been
+            repeated.
+        again: Second deliveries that ran beside the first, whose consumer was alive. Each of the
+            two postpones the message without seeing the other's row. So the message may be
+            delivered once more, among later messages of its group.
+        unexplained: Second deliveries without a cause, each with the reason why the nearest trouble
+            does not explain it.
     """
 
     excused: Counter[str] = field(default_factory=Counter)
@@ -128,16 +132,16 @@ class Repeats:
 
 
 Times = dict[tuple[str, str], list[int]]
-"""When a thing was done to rows: consumer and message id -> epoch microseconds, sorted.
+"""When a step was done for rows: consumer and message id -> epoch microseconds, sorted.
 
-A consumer may have had a message more than once.
+There are several times if a consumer had a message more than once.
 """
 
 
 def read_times(paths: Iterable[Path]) -> Times:
-    """What consumers wrote of rows taken in, or of outcomes that the store has, in a file each.
+    """The times at which rows were taken into memory, or outcomes stored, from consumers' files.
 
-    A line torn by a kill is none.
+    A line that a kill has cut off is left out.
     """
     times: Times = {}
     for path in paths:
@@ -154,9 +158,10 @@ def known_share(
     settled: Mapping[tuple[str, str], list[int]],
     troubles: Iterable[Trouble],
 ) -> float:
-    """Of how many messages an outcome is known to be stored, as a part of all.
+    """The share of messages for which an outcome is known to be stored.
 
-    What one that was killed had in hand in its last lease it may not have written down.
+    A killed consumer may not have recorded the outcomes of its last seconds, so its last lease does
+    not count.
     """
     died_us = {one.consumer: one.from_us for one in troubles if one.kind is Kind.KILLED}
     wanted = {
@@ -167,18 +172,18 @@ def known_share(
 
 
 def settled_us(one: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int | None:
-    """When the store had a delivery's outcome; None where nobody wrote that down."""
+    """When the store had a delivery's outcome; None if that was not recorded."""
     times = settled.get((one.consumer, one.id), [])
     place = bisect_left(times, one.began_us)
     return times[place] if place < len(times) else None
 
 
 def read_us(first: HandOut, again: HandOut, taken: Mapping[tuple[str, str], list[int]]) -> int:
-    """When the row of a second delivery was taken in; when it began, where nobody wrote that."""
+    """When the row of a second delivery was taken into memory; if not recorded, when it began."""
     times = taken.get((again.consumer, again.id), [])
     place = bisect_right(times, again.began_us)
     at_us = times[place - 1] if place else again.began_us
-    # One consumer has to read a row anew that it has handed out.
+    # A consumer that has handed out a row has to reread it for a second delivery.
     is_read = first.consumer != again.consumer or at_us > first.began_us
     return at_us if is_read else again.began_us
 
@@ -186,7 +191,7 @@ def read_us(first: HandOut, again: HandOut, taken: Mapping[tuple[str, str], list
 def asking(
     before: Iterable[HandOut], again: HandOut, settled: Mapping[tuple[str, str], list[int]]
 ) -> list[HandOut]:
-    """Those deliveries of a message that asked for the one that came then, and were stored."""
+    """The deliveries of a message that asked for a later one, and whose outcome was stored."""
     found = []
     for one in before:
         at_us = settled_us(one, settled) if one.asks else None
@@ -197,25 +202,26 @@ def asking(
 
 
 def _fits(again: HandOut, ask: HandOut) -> bool:
-    """Whether what came again can be what a delivery had asked for.
+    """True if a second delivery can be the one that an earlier delivery had asked for.
 
-    It may count attempts that nobody saw. With an earlier due it was read before it was stored.
+    Its number may include unrecorded attempts. A second delivery with an earlier due was read
+    before the new due was stored.
     """
     came_us = again.began_us if again.is_claim else again.due_ms * 1_000
     return again.attempt >= ask.next_attempt and came_us >= ask.next_due_us - CLOCKS_US
 
 
 def _shows(again: HandOut, ask: HandOut) -> bool:
-    """Whether what came again can only be what a delivery had asked for, whoever knew it by then.
+    """True if a second delivery can only be the one that was asked for, recorded or not.
 
-    As long as that has not been stored, the row comes when it was due before, or its claim is over.
+    Until the new due is stored, the row is delivered at its old due, or after its claim.
     """
     due_us = ask.next_due_us - CLOCKS_US
     if again.attempt != ask.next_attempt or again.began_us < due_us:
         return False
     if ask.is_claim:
         return again.began_us < ask.due_ms * 1_000
-    # What was parked meanwhile came due anew, and of a claim nobody knows what it was due before.
+    # A parked delivery gets a new due, and the old due of a claim is not known.
     was_parked = ask.ended_us - ask.began_us >= HOLD_MS * 1_000
     return not (was_parked or again.is_claim) and again.due_ms * 1_000 >= due_us
 
@@ -223,19 +229,19 @@ def _shows(again: HandOut, ask: HandOut) -> bool:
 def was_stored_late(
     ask: HandOut, other: HandOut, settled: Mapping[tuple[str, str], list[int]]
 ) -> bool:
-    """Whether what was to come again was stored only after its due, and after another had begun.
+    """True if an asked-for delivery was stored only after its due, and after another had begun.
 
     Args:
-        ask: The delivery that asked for it.
-        other: Of its group, begun before that came.
-        settled: When the store had each outcome, as `read_times` tells.
+        ask: The delivery that asked.
+        other: A delivery of its group that began before the asked-for one.
+        settled: When the store had each outcome, as `read_times` returns it.
     """
     at_us = settled_us(ask, settled)
     return at_us is None or at_us > max(ask.next_due_us, other.began_us)
 
 
 def stood_still(pair: Iterable[HandOut], troubles: Iterable[Trouble]) -> bool:
-    """Whether one of two deliveries was in hand of a consumer that was stopped, and ended later."""
+    """True if the consumer of one of two deliveries was frozen during it."""
     return any(
         one.consumer == trouble.consumer
         and one.began_us <= trouble.until_us + THAW_US
@@ -252,13 +258,13 @@ def judge(
     taken: Mapping[tuple[str, str], list[int]],
     troubles: Sequence[Trouble],
 ) -> Repeats:
-    """Find a cause for each second delivery that no delivery before has asked for.
+    """Find a cause for each second delivery that no earlier delivery has asked for.
 
     Args:
-        hand_outs: Of all consumers.
-        settled: When the store had each outcome, as `read_times` tells.
-        taken: When each row was taken in, the same.
-        troubles: All that was done on purpose.
+        hand_outs: The hand-outs of all consumers.
+        settled: When the store had each outcome, as `read_times` returns it.
+        taken: When each row was taken into memory, likewise.
+        troubles: All troubles that were caused on purpose.
     """
     of_body: dict[str, list[HandOut]] = defaultdict(list)
     for one in hand_outs:
@@ -281,7 +287,8 @@ def judge(
                 if len(asked) > 1 and (
                     twins.keys() >= set(asked) or _were_moved_at_once(asked, settled)
                 ):
-                    # Each has stored a row of its own: the others are still to come.
+                    # Each asker has stored a row of its own, so the other rows are still to be
+                    # delivered.
                     twins.update(dict.fromkeys(asked, again.due_ms))
                     asked = [max(asked, key=lambda one: one.next_due_us)]
                 before = [one for one in before if one not in asked]
@@ -300,13 +307,13 @@ def judge_plainly(
 ) -> Repeats:
     """Find a cause for each second delivery of messages that are only acked; counts no seconds.
 
-    A trouble is one where it had begun by then, and what was delivered before was not settled
-    before it. That of a consumer is one where the consumer had the message.
+    A trouble is a cause if it had begun by then, and the first delivery was not settled before the
+    trouble. A consumer's trouble is a cause only if that consumer had the message.
 
     Args:
-        hand_outs: Of all consumers.
-        settled: When the store had each outcome, as `read_times` tells.
-        troubles: All that was done on purpose, and what consumers say went wrong.
+        hand_outs: The hand-outs of all consumers.
+        settled: When the store had each outcome, as `read_times` returns it.
+        troubles: All troubles that were caused on purpose, and those that consumers report.
     """
     of_body: dict[str, list[HandOut]] = defaultdict(list)
     for one in sorted(hand_outs, key=lambda one: one.began_us):
@@ -333,9 +340,9 @@ def judge_plainly(
 def _were_moved_at_once(
     asked: Sequence[HandOut], settled: Mapping[tuple[str, str], list[int]]
 ) -> bool:
-    """Whether those in whose hands a message was may have put it off before they saw the others'.
+    """True if all holders of a message may have postponed it before they saw each other's rows.
 
-    Each looks, once its handler has ended, whether the row is there, and then stores its own.
+    When its handler ends, each holder checks that the row exists, and then stores its own row.
     """
     looked_us = max(one.ended_us for one in asked)
     times = [settled_us(one, settled) for one in asked]
@@ -343,11 +350,11 @@ def _were_moved_at_once(
 
 
 def _is_of(again: HandOut, ask: HandOut, twins: Mapping[HandOut, int]) -> bool:
-    """Whether a delivery is of the row that another has stored; of one twin's, not of the other's.
+    """True if a delivery is of the row that another delivery has stored, not of its twin's row.
 
     Args:
-        twins: Deliveries that have stored a row each, of one message -> with what due that of
-            another has come, epoch milliseconds.
+        twins: Deliveries of one message that have stored a row each -> the due with which the row
+            of another was delivered, epoch milliseconds.
     """
     return ask not in twins or (again.attempt == ask.next_attempt and again.due_ms != twins[ask])
 
@@ -361,7 +368,7 @@ def _judge_one(
     excused: list[int],
     found: Repeats,
 ) -> None:
-    """Each of those before must have been in flight, for the same trouble."""
+    """Judge a repeat: all earlier deliveries must have been in flight in the same trouble."""
     why_not = "nothing was wrong"
     for place, trouble in enumerate(troubles):
         reasons = [
@@ -370,7 +377,7 @@ def _judge_one(
         ]
         refusals = [reason for reason in reasons if reason is not None]
         if trouble.kind is Kind.FROZEN and refusals and _was_in_hand(again, trouble):
-            # It was about to be handed out when its consumer was stopped.
+            # The row was about to be handed out when its consumer was frozen.
             refusals = []
             excused[place] += 1
             if excused[place] > trouble.threads:
@@ -388,7 +395,7 @@ def _judge_one(
 def _why_not(
     first: HandOut, again: HandOut, at_us: int | None, taken_us: int, trouble: Trouble
 ) -> str | None:
-    """Why a trouble does not explain that a message came again; "" where it was another's."""
+    """Why a trouble does not explain a second delivery; "" if it was another consumer's trouble."""
     if trouble.kind is Kind.ZOMBIES:
         if not _was_missed(at_us, trouble):
             return "it was not deleted then"
@@ -410,7 +417,7 @@ def _why_not(
 
 
 def _was_missed(at_us: int | None, trouble: Trouble) -> bool:
-    """Whether a delete was acknowledged when a node missed deletes."""
+    """True if a delete was acknowledged while a node missed deletes."""
     from_us = trouble.from_us - IN_THE_AIR_US
     return at_us is not None and from_us <= at_us <= trouble.until_us
 
@@ -425,7 +432,7 @@ def _in_flight(
     settled: Mapping[tuple[str, str], list[int]],
     trouble: Trouble,
 ) -> int:
-    """How many deliveries were begun and not settled, for longer than usual, in a trouble."""
+    """The number of deliveries that a trouble met begun, and not settled for longer than usual."""
     if trouble.kind is Kind.ZOMBIES:
         return sum(
             _was_missed(settled_us(one, settled), trouble)

@@ -1,4 +1,4 @@
-"""Three servers of SQS share a store; each 10 s one is killed or stopped, and started again.
+"""Three SQS servers share a store; every 10 s one is killed or stopped, and started again.
 
 ```
  senders ──► any server that answers ──► orders, a standard queue ──► receivers, who delete
@@ -36,7 +36,7 @@ _SERVERS = 3
 _SENDERS, _RECEIVERS, _GROUP_RECEIVERS = 6, 6, 6
 _GROUPS = 50
 _GROUPED_EACH = 10
-"""One message of so many goes to a FIFO queue."""
+"""One of this many messages goes to a FIFO queue."""
 _DELAYED_EACH = 20
 _DELAY_S_MAX = 20
 _VISIBILITY_S = 10
@@ -65,7 +65,7 @@ class _Got:
 
 @dataclass(slots=True)
 class _Books:
-    """What clients have seen.
+    """The record of all that clients have sent and received.
 
     Attributes:
         sent: Body -> the time before which it must not be received.
@@ -98,7 +98,7 @@ class _Books:
         return one
 
     def receive_step(self, body: str, asked_us: int) -> _Got:
-        """Note that a receive has returned a message of a group."""
+        """Record that a receive has returned a message of a group."""
         group, number = body.split("/")
         now_us = machine_us()
         for other, held in self.held[group].items():
@@ -114,7 +114,7 @@ class _Books:
         return one
 
     def doubled(self) -> tuple[int, list[str]]:
-        """How many deliveries more than one each had a cause, and bodies of those without one."""
+        """The number of repeats that have a cause, and the bodies of repeats without a cause."""
         caused, without = 0, []
         for body, deliveries in self.got.items():
             copies = self.unsure[body] if "/" not in body else 0
@@ -241,7 +241,7 @@ class _Play:
             self._urls[name] = made["QueueUrl"]
             await asyncio.to_thread(partial(db.queue(name).alter, history="7d"))
         one.close()
-        # From then on the history is whole.
+        # Wait until all servers keep the history, so that it is complete.
         await asyncio.sleep(FOLLOWED_MS / 1_000 + 1)
         async with asyncio.TaskGroup() as group:
             disturbing = group.create_task(self._disturb())
@@ -256,7 +256,7 @@ class _Play:
             self._books.news_us = machine_us()
             while not self._is_done() and machine_us() < self._books.news_us + _QUIET_S * 1e6:
                 await asyncio.sleep(0.2)
-            # What was sent twice comes twice, and what was deleted does not.
+            # Wait for repeats: of messages that were sent twice, and of deletes that were lost.
             disturbing.cancel()
             await asyncio.sleep(_VISIBILITY_S + 5)
             self._is_over = True
@@ -276,7 +276,8 @@ class _Play:
             for n in numbers:
                 delay_s = n % _DELAY_S_MAX if n % _DELAYED_EACH == 0 else 0
                 entries.append({"Id": str(n), "MessageBody": str(n), "DelaySeconds": delay_s})
-                # Noted before it is sent: it may be received before the answer comes.
+                # Record the message before it is sent, because it may be received before the answer
+                # arrives.
                 self._books.sent[str(n)] = due_us + delay_s * 1_000_000
             fields = {"QueueUrl": self._urls["orders"], "Entries": entries}
             answer, unseen, _ = await client.call("SendMessageBatch", fields)
@@ -343,7 +344,7 @@ class _Play:
             turn += 1
 
     def promises(self, seconds: float, audits: list[tuple[int, str]]) -> list[Promise]:
-        """What was kept."""
+        """The promises, with their judgement."""
         books = self._books
         lost = [body for body in books.sent if body not in books.got]
         left = [b for b in books.sent if not any(one.ended_us for one in books.got.get(b, ()))]

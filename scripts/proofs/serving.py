@@ -22,7 +22,7 @@ _clock = SystemClock(0)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has."""
+    """A port of this machine that is free."""
     with closing(socket.socket()) as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -36,8 +36,8 @@ class Server:
     Args:
         store: The store's url.
         port: Its port.
-        log: The file that its messages go to.
-        options: More of its options.
+        log: The file for its messages.
+        options: More options of `shardq serve`.
     """
 
     store: str
@@ -55,7 +55,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's url."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Server:
         return None if self.process is None or self.process.poll() is not None else self.process.pid
 
     def kill(self) -> None:
-        """End it as `kill -9` does."""
+        """Kill the server, as `kill -9` does."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

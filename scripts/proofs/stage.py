@@ -1,4 +1,4 @@
-"""The stage of a proof: a store, a directory, and the processes that play on it."""
+"""The stage of a proof: a store, a directory, and its processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.05
 _QUIET_S = 45.0
-"""Past lease, park and retry: what has not come so long after the last that did, never will."""
+"""Longer than lease, park and retry: a message that was not delivered this long after the last
+delivery is lost."""
 _STOP_S = 120.0
-"""A consumer ends within its deadline of 20 s; a busy machine takes longer to end a process."""
+"""The most that a process may take to end. A consumer's deadline is 20 s; a busy machine takes
+longer."""
 
 
 @dataclass(slots=True)
 class Process:
-    """A producer or consumer, and what it writes.
+    """A producer or consumer, and its files.
 
     Attributes:
         name: Its name.
-        out: Its file.
-        log: What it says.
-        process: It.
+        out: The file of its puts or deliveries.
+        log: The file of its messages.
+        process: The process of the system.
         started_us: When it was started, by the machine's clock, epoch microseconds.
     """
 
@@ -47,7 +49,7 @@ class Process:
     started_us: int
 
     def life(self) -> dict[str, int]:
-        """How a consumer that ended gracefully says it fared."""
+        """The counts that a consumer has written at its graceful end."""
         told: dict[str, int] = json.loads(self.out.with_name(f"{self.out.name}.life").read_text())
         return told
 
@@ -57,10 +59,10 @@ class Stage:
     """One proof's stage. A context manager that ends what it has started.
 
     Args:
-        place: Where the store is.
+        place: The place of the store.
         url: The store's.
         directory: For the processes' files; made.
-        long: Play the longer piece.
+        long: True to run for longer.
     """
 
     place: BenchPlace | None
@@ -87,7 +89,7 @@ class Stage:
     # Processes ------------------------------------------------------------------------------------
 
     def produce(self, queue: str, *, shift_s: float = 0, **job: Any) -> Process:
-        """Start a producer; `proofs.producer.Job` says with what.
+        """Start a producer; `job` has fields of `proofs.producer.Job`.
 
         Args:
             shift_s: Seconds by which its wall clock is ahead.
@@ -99,7 +101,7 @@ class Stage:
         return self.producers[-1]
 
     def consume(self, queue: str, *, shift_s: float = 0, **job: Any) -> Process:
-        """Start a consumer; `proofs.consumer.Job` says with what.
+        """Start a consumer; `job` has fields of `proofs.consumer.Job`.
 
         Args:
             shift_s: Seconds by which its wall clock is ahead.
@@ -119,19 +121,19 @@ class Stage:
         return self.consumers[-1]
 
     def kill(self, one: Process) -> int:
-        """End it as `kill -9` does; returns when it was dead, by the machine's clock, epoch us."""
+        """Kill a process as `kill -9` does; returns when it was dead, machine's clock, epoch us."""
         one.process.kill()
         one.process.wait()
         return machine_us()
 
     def freeze(self, one: Process) -> int:
-        """Stop it where it is; returns when, by the machine's clock, epoch microseconds."""
+        """Freeze a process; returns when, by the machine's clock, epoch microseconds."""
         at_us = machine_us()
         one.process.send_signal(signal.SIGSTOP)
         return at_us
 
     def thaw(self, one: Process) -> int:
-        """Let it go on; returns when that began."""
+        """Let a frozen process continue; returns when, as `freeze`."""
         at_us = machine_us()
         one.process.send_signal(signal.SIGCONT)
         return at_us
@@ -143,7 +145,7 @@ class Stage:
             ShardqError: If one does not.
         """
         for one in these:
-            # A second signal would hurry it.
+            # Send one signal only: a second would cut the graceful end short.
             if one.process.poll() is None:
                 one.process.send_signal(signal.SIGTERM)
         for one in these:
@@ -163,9 +165,9 @@ class Stage:
 
         Args:
             name: Its name.
-            words: A module and its arguments.
+            words: The module and its arguments.
             out: The file that it writes.
-            environment: What it has in its environment beside ours.
+            environment: Variables that it gets in addition to ours.
         """
         log = self.directory / f"{name}.log"
         with log.open("wb") as output:
@@ -181,7 +183,7 @@ class Stage:
         return Process(name, out, log, process, started_us)
 
     def file(self, name: str) -> Path:
-        """A file of the stage, which is not there yet."""
+        """The path of a new file of the stage."""
         path = self.directory / name
         path.unlink(missing_ok=True)
         return path
@@ -189,7 +191,7 @@ class Stage:
     def check(self, one: Process) -> None:
         """Raise `ShardqError` if a process ended with an error, other than by our kill."""
         code = one.process.poll()
-        # Told to stop while it was still starting, it is ended by the signal.
+        # A process that is told to stop while it starts is ended by the signal.
         had_begun = one.out.exists() and one.out.stat().st_size > 0
         if code not in (None, 0, -signal.SIGKILL) and (had_begun or code != -signal.SIGTERM):
             last = one.log.read_text(errors="replace").strip().splitlines()
@@ -198,7 +200,7 @@ class Stage:
     # Waiting --------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> None:
-        """Wait, and see that no process fails."""
+        """Wait, and raise if a process fails."""
         deadline_us = self.clock.boot_us() + round(seconds * 1e6)
         while (left_us := deadline_us - self.clock.boot_us()) > 0:
             for one in (*self.producers, *self.consumers):
@@ -206,7 +208,7 @@ class Stage:
             self.clock.sleep(min(left_us / 1e6, 0.5))
 
     def wait(self, done: Callable[[], bool], *, quiet_s: float = _QUIET_S) -> bool:
-        """Wait until `done`, or until nothing has come for so long; returns whether it is done."""
+        """Wait until `done`, or until nothing was delivered for `quiet_s`; True if done."""
         count, news_us = len(self.handed_out()), self.clock.boot_us()
         while not done():
             self.sleep(_TICK_S)
@@ -217,7 +219,7 @@ class Stage:
         return True
 
     def wait_for_producers(self) -> list[judge.Put]:
-        """Wait until they have ended by themselves; returns what they put."""
+        """Wait until the producers have ended by themselves; returns their puts."""
         while any(one.process.poll() is None for one in self.producers):
             self.sleep(_TICK_S)
         for one in self.producers:
@@ -225,11 +227,12 @@ class Stage:
         return judge.read_puts([one.out for one in self.producers])
 
     def wait_until_empty(self, queue: shardq.Queue, *, dead: int = 0) -> bool:
-        """Wait until a queue is empty, its last acks stored; tells whether it is in time.
+        """Wait until a queue is empty and its last acks are stored; True if it was in time.
 
         Args:
-            dead: How many messages are to be dead by then. One that is moved may be nowhere for
-                seconds, where the store has deleted its old row and not yet written the new one.
+            dead: How many messages are to be dead by then. A message that is being moved may be
+                missing for seconds, after the store has deleted its old row and before it has
+                written the new one.
         """
         deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
         while queue.depth(exact=True).total or (dead and queue.dead.depth(exact=True).total < dead):
@@ -239,7 +242,7 @@ class Stage:
         return True
 
     def finish(self, queue: shardq.Queue | None = None) -> list[judge.HandOut]:
-        """Stop the consumers; returns all that was handed out.
+        """Stop the consumers; returns all hand-outs.
 
         Args:
             queue: Wait first until this is empty.
@@ -252,20 +255,20 @@ class Stage:
     # Files ----------------------------------------------------------------------------------------
 
     def put_count(self) -> int:
-        """How many messages producers wrote down that they put."""
+        """The number of puts that producers have recorded."""
         return sum(one.out.read_bytes().count(b"\n") for one in self.producers if one.out.exists())
 
     def hand_outs(self) -> list[judge.HandOut]:
-        """All that was handed out so far."""
+        """All hand-outs so far."""
         return judge.read_hand_outs([one.out for one in self.consumers if one.out.exists()])
 
     def handed_out(self) -> set[str]:
-        """The bodies of all that was handed out so far, read as the files grow."""
+        """The bodies of all hand-outs so far; each call reads only the new lines."""
         self._read_on()
         return self._bodies
 
     def ended(self) -> set[str]:
-        """The bodies of what was handed out and is not to come again."""
+        """The bodies of hand-outs that asked for no other delivery."""
         self._read_on()
         return self._ended
 
@@ -278,7 +281,7 @@ class Stage:
                     self._ended.add(hand_out.body)
 
     def news(self, one: Process) -> list[bytes]:
-        """The whole lines that a process has written since the last call."""
+        """The complete lines that a process has written since the last call."""
         if not one.out.exists():
             return []
         with one.out.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A million timers wait; a consumer started on them is small and ready at once."""
+"""A million timers wait; a consumer that starts meanwhile is small, and ready at once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def play(stage: Stage) -> list[Promise]:
 def _timers(count: int, now_ms: int) -> Iterator[dict[str, Any]]:
     chance = random.Random(_SEED)
     for number in range(count):
-        # None comes due while we watch.
+        # Each is due after the end of the proof.
         due_ms = now_ms + _HOUR_MS + chance.randrange(_YEAR_MS)
         yield {"body": f"timer-{number}", "due": moment_of(due_ms)}
 

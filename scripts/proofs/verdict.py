@@ -1,7 +1,6 @@
-"""What became of the messages that were put: lost, repeated, early, or never put.
+"""Judges what happened to messages: lost, repeated, early, or never put.
 
-It is judged by files alone, what was put and what consumers wrote down, never by shardq's own
-counters.
+Only files are judged, of puts and of consumers' deliveries, never shardq's own counters.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def read_deliveries(path: Path) -> tuple[list[TraceLine], int]:
-    """The deliveries of an `--out` file, and how many torn lines it has.
+    """The deliveries of an `--out` file, and the number of incomplete lines.
 
-    A process that is killed while it writes leaves its last line torn; such a delivery was not
-    acknowledged.
+    A process that is killed while it writes leaves its last line incomplete; its delivery was not
+    acked.
     """
     deliveries, torn = [], 0
     with path.open("rb") as file:
@@ -37,13 +36,13 @@ def read_deliveries(path: Path) -> tuple[list[TraceLine], int]:
 
 
 class Interruption(NamedTuple):
-    """A consumer that was killed or frozen: what it held then may be delivered twice.
+    """A kill or freeze of a consumer; messages that it held may be delivered twice.
 
     Attributes:
         consumer: The name of its `--out` file.
         what: `killed` or `frozen`.
         from_us: When, by the machine's clock, epoch microseconds.
-        until_us: When it ran again; for a killed one, when it was gone.
+        until_us: When the consumer ran again; after a kill, when its process had ended.
     """
 
     consumer: str
@@ -53,12 +52,12 @@ class Interruption(NamedTuple):
 
 
 IN_FLIGHT_US = 5_000_000
-"""How long before an interruption a delivery may have begun whose ack was still to be written."""
+"""A delivery that began no longer than this before an interruption may not have been acked."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of the messages that were put.
+    """The counts and faults of one run.
 
     Attributes:
         put: Messages put.
@@ -82,7 +81,7 @@ class Verdict:
 
     @property
     def repeats(self) -> int:
-        """Deliveries too many, explained or not."""
+        """The number of repeated deliveries, explained or not."""
         return len(self.duplicated) + sum(self.excused.values())
 
     def late_ms(self, fraction: float) -> float:
@@ -93,12 +92,11 @@ class Verdict:
         return self.late_us[place] / 1_000
 
     def is_proved(self, *, with_wrong_clocks: bool = False) -> bool:
-        """Whether what must hold has held.
+        """True if all promises were kept.
 
         Args:
-            with_wrong_clocks: Whether clocks were left wrong on purpose. Then nothing can be
-                punctual, and what comes too late for its readers may be repaired into a repeat;
-                that nothing is lost holds even then.
+            with_wrong_clocks: True if clocks were left wrong on purpose. Then messages may be early
+                or late, and some repeated; but none may be lost.
         """
         if self.lost or self.foreign:
             return False
@@ -158,14 +156,14 @@ def compare(
     deliveries: Iterable[TraceLine],
     interruptions: Sequence[Interruption] = (),
 ) -> Verdict:
-    """Compare what was put with what was delivered, body by body.
+    """Compare puts with deliveries, body by body.
 
-    Equal bodies are told apart by number alone: put three times, they must be delivered three
-    times, the first not before the earliest due, and so on.
+    Of equal bodies only the number is compared. A body that was put three times must be delivered
+    three times: first not before the earliest due, then not before the second, and so on.
 
     Args:
         put: Every message put, with the due that was asked for.
-        deliveries: Every delivery written down, of all consumers, in any order.
+        deliveries: Every recorded delivery, of all consumers, in any order.
         interruptions: Consumers that were killed or frozen on purpose.
     """
     dues: dict[bytes, list[int]] = defaultdict(list)
@@ -195,7 +193,7 @@ def _judge_body(
     verdict.delivered += kept
     verdict.lost.extend([body] * (len(asked_ms) - kept))
     for number, delivery in enumerate(times):
-        # A repeat is early where even the last due had not come.
+        # Compare repeats with the last due: a repeat is early if it began before even that.
         late_us = delivery.at_us - asked_ms[min(number, len(asked_ms) - 1)] * 1_000
         if late_us < 0:
             verdict.early.append(delivery)
