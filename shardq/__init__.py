@@ -16,9 +16,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# Not by `==`, after which a type checker on Windows takes all that follows for unreachable.
+# Not by `==`: after that, a type checker on Windows takes all that follows for unreachable.
 if sys.platform in {"win32"}:  # noqa: FURB171
-    # Before all else: clocks, forks and signals here need what Windows lacks.
+    # Raised before any other import: clocks, forks and signals need functions that Windows lacks.
     raise ImportError("shardq supports Linux and macOS; on Windows run it in WSL.")
 
 from shardq import errors
@@ -127,8 +127,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Progress
     from shardq.tasks.app import App
 else:
-    # Imported when first used, so that who needs a part does not wait for the whole. A type checker
-    # is not shown this: it would take any name for one of ours.
+    # Imported when first used, so that users of a part do not wait for the whole. Type checkers do
+    # not see this branch, because they would take any name for one of shardq's.
     _ROOMS = {
         "connection": ("Connection", "connect", "init"),
         "consumer": ("Consumer", "run"),

@@ -10,9 +10,9 @@
                                   └─ over 0.5 s apart: the clock was set, `steps` counts it
 ```
 
-A machine whose store is its own has no other time to go by: what a person or a time service sets
-its clock to holds for all its processes at once. Leases are reckoned in time since boot, due times
-in corrected now. How people write times, `times.py` knows.
+With a local store the machine's clock is the only time: a person or a time service that sets it
+sets it for all processes at once. Leases are measured in time since boot, due times in corrected
+now. `times.py` reads times as people write them.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ CORRECTION_VARIABLE = "SHARDQ_CLOCK_CORRECTION"
 _MEASURE_EVERY_US = 60_000_000
 _ROUND_TRIPS = 8
 _STEP_US = 1_000_000
-"""A larger error is set at once: slewing a minute's error would take most of an hour."""
+"""A larger error is corrected at once, a smaller one evenly over `_SLEW_US`."""
 _SLEW_US = 10_000_000
 _SET_US = 500_000
-"""What a local clock is apart by from where it was to be is a step; the ladder copes with less."""
+"""A local clock that has left time since boot by more than this was set; less does no harm."""
 _PROMPT_US = 50_000
-"""Two readings that are further apart in time cannot be compared: the process stood between."""
+"""Readings that took longer than this cannot be compared: the process stood still between them."""
 
 
 class Reference(Protocol):
     """A source of the true time: the store.
 
     Attributes:
-        is_local: Whether its time is this machine's own clock, and no node is to be asked.
+        is_local: True if its time is this machine's own clock, so that no node is asked.
     """
 
     @property
     def is_local(self) -> bool:
-        """See above."""
+        """True if its time is this machine's own clock, so that no node is asked."""
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """By the name of each node that can be asked: what asks it for its epoch microseconds."""
+        """Name of each live node -> a function that asks the node for its epoch microseconds."""
 
 
 class Clock(Protocol):
-    """Time and waiting, as everything above takes them."""
+    """Time, waits and sleeps, for all other modules."""
 
     def now_us(self) -> int:
         """Corrected epoch microseconds, UTC."""
@@ -77,19 +77,19 @@ class Clock(Protocol):
         """Microseconds since boot; never set, never backwards, counts a suspended machine."""
 
     def wait(self, condition: threading.Condition, seconds: float | None) -> None:
-        """Wait on a held condition for at most so many seconds, or until it is notified."""
+        """Wait on a held condition until it is notified, or for `seconds`; None: without an end."""
 
     def sleep(self, seconds: float) -> None:
         """Sleep for so many seconds."""
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the reference, where the last measurement is a minute old.
+        """Measure the error against the reference, if the last measurement is a minute old.
 
-        Of a local one: compare now with time since boot, at every call.
+        With a local reference: compare the machine's clock with time since boot, at every call.
         """
 
     def check(self, offset_ms: int) -> None:
-        """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
+        """Raise `ClockError` if the wall clock is wrong by more than a queue's offset."""
 
     @property
     def deviation_us(self) -> int:
@@ -99,7 +99,7 @@ class Clock(Protocol):
     def steps(self) -> int:
         """How often this machine's clock was set by over 0.5 s, as `measure` has noticed.
 
-        Now has jumped by then, forward or back. 0 for ever where nodes are asked.
+        At each step `now_us` jumps forward or back. Always 0 if nodes are asked for the time.
         """
 
 
@@ -113,8 +113,8 @@ class BootTime(NamedTuple):
 
     Attributes:
         us: Microseconds since boot.
-        space: Whose time since boot that is; readings of one space can be compared. None: it cannot
-            be told.
+        space: The name of the clock: readings with the same name can be compared. None: the name
+            is not known.
     """
 
     us: int
@@ -122,7 +122,7 @@ class BootTime(NamedTuple):
 
 
 def boot_time() -> BootTime:
-    """Time since boot, as other processes of this machine can compare it with theirs; 4 us."""
+    """Time since boot, in a form that the processes of this machine can compare; 4 us."""
     return BootTime(_boot_us(), _boot_space())
 
 
@@ -135,15 +135,15 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _boot_space() -> str | None:
-    """Name the processes that share this one's time since boot.
+    """The name of this process's time since boot, which all processes with the same clock share.
 
-    The id of the boot would not do: LXC and systemd-nspawn give each container another, on one
-    kernel. It stands in where Linux names no time namespace, before 5.6 or in gVisor.
+    The id of the boot would not do: LXC and systemd-nspawn give each container another id, on one
+    kernel. The id is used only if Linux names no time namespace, before 5.6 or in gVisor.
     """
     if not sys.platform.startswith("linux"):
         return sys.platform
     try:
-        # Each time, for a fork may be in another.
+        # Read at each call, because a forked child may be in another namespace.
         return os.readlink("/proc/self/ns/time")
     except OSError:
         return _boot_id()
@@ -159,7 +159,7 @@ def _boot_id() -> str | None:
 
 
 class _Line(NamedTuple):
-    """Corrected now is time since boot + base, plus what of the slew has been worked off."""
+    """Corrected now: time since boot + base, plus the part of the slew that is done by now."""
 
     base_us: int
     slew_us: int = 0
@@ -175,7 +175,7 @@ class SystemClock:
     """The real clock of this process, corrected by a reference.
 
     Args:
-        shift_us: Added to the wall clock, to play a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by
+        shift_us: Added to the wall clock, to simulate a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by
             default.
         corrected: False takes the wall clock as it is; `SHARDQ_CLOCK_CORRECTION=off` by default.
     """
@@ -209,12 +209,12 @@ class SystemClock:
         if self._local_us is not None:
             return machine_us() + self._local_us
         boot = _boot_us()
-        # One read of one name: another thread may turn the clock meanwhile.
+        # One read of `_line`, because another thread may replace it meanwhile.
         return boot + self._line.base_at(boot)
 
     def now_ms(self) -> int:
         """Corrected epoch milliseconds, UTC, rounded down."""
-        # Asked for a dozen times in each step of an engine: a call less is worth the same line.
+        # Called a dozen times in each step of an engine, so `now_us` is repeated here.
         if self._local_us is not None:
             return (machine_us() + self._local_us) // 1_000
         boot = _boot_us()
@@ -233,9 +233,9 @@ class SystemClock:
         time.sleep(seconds)
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the median of the nodes, where a minute has passed.
+        """Measure the error against the median of the nodes, if a minute has passed.
 
-        Of a local store: compare the machine's clock with time since boot. 0.4 us.
+        With a local store: compare the machine's clock with time since boot; 0.4 us.
 
         Raises:
             StoreUnavailable, StoreTimeout: If no node tells its time.
@@ -251,7 +251,7 @@ class SystemClock:
         bases = self._bases(reference)
         boot = _boot_us()
         wall_base = self._wall_us() - boot
-        # Here, because it takes a third of all that shardq takes to import.
+        # Imported here, because it would take a third of the time of shardq's whole import.
         from statistics import median
 
         true_base = round(median(bases)) if bases else wall_base
@@ -259,7 +259,7 @@ class SystemClock:
         self._turn_to(true_base if self._corrected else wall_base, boot, first=last is None)
 
     def check(self, offset_ms: int) -> None:
-        """Raise where the wall clock is wrong by more than `offset_ms`; warn at half of it."""
+        """Raise `ClockError` if the wall clock is wrong by over `offset_ms`; warn from half on."""
         error_ms = abs(self._deviation_us) // 1_000
         if error_ms > offset_ms:
             raise ClockError(
@@ -275,12 +275,12 @@ class SystemClock:
             )
 
     def _compare(self) -> None:
-        """Notice where the machine's clock was set since it was compared last."""
+        """Notice if the machine's clock was set since the last comparison."""
         base = machine_us() - _boot_us()
         if self._local_us is not None and abs(base - self._machine_base_us) <= _SET_US:
             return
-        # Without the lock, which a signal's handler that puts would wait for: of two threads that
-        # notice it both may count, and each is followed once more.
+        # No lock is taken, because a signal's handler that puts would wait for it. If two threads
+        # notice a step, both may count it, and callers react to it twice.
         before = _boot_us()
         base = machine_us() - before
         by_us = base - self._machine_base_us
@@ -288,7 +288,7 @@ class SystemClock:
             self._machine_base_us, self._deviation_us = base, self._shift_us
             self._local_us = 0 if self._corrected else self._shift_us
         elif _boot_us() - before <= _PROMPT_US and abs(by_us) > _SET_US:
-            # Else the process stood still between the readings: the next call tells.
+            # Else the process stood still between the readings, and the next call compares again.
             self._machine_base_us = base
             self._steps += 1
             log.warning(
@@ -312,7 +312,7 @@ class SystemClock:
                 self._line = _Line(current, error, boot)
 
     def _bases(self, reference: Reference) -> list[int]:
-        """What each node says; those that do not answer are left out, unless none does."""
+        """The base by each node's time; nodes without an answer are left out, unless all are."""
         bases: list[int] = []
         failure: StoreError | None = None
         for node, ask_us in reference.clocks().items():
@@ -327,15 +327,15 @@ class SystemClock:
 
     @staticmethod
     def _base_of(ask_us: Callable[[], int]) -> int:
-        # What a node tells was true before it arrived, so each answer less its arrival is a lower
-        # bound, and the largest is the best. Half a round trip more would be nearer on the mean,
-        # but a clock that may run ahead of the node's would hand messages out early.
+        # A node's time is old when it arrives, so each answer less the time of its arrival is a
+        # lower bound, and the largest is the best. Half a round trip more would be nearer on
+        # average, but a clock ahead of the node's would deliver messages early.
         return max(ask_us() - _boot_us() for _ in range(_ROUND_TRIPS))
 
 
 async def pause(seconds: float) -> None:
     """Let a coroutine sleep for so many seconds."""
-    # Imported here, since it takes longer than all of shardq, and most do without.
+    # Imported here, because its import takes longer than shardq's, and most programs need none.
     import asyncio
 
     await asyncio.sleep(seconds)

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "SHARDQ_STORE"
 _CHILD_PRIORITY = 10
-"""Before a child of multiprocessing ends its own children: those below 0 are called after that."""
+"""The finalizer's priority. From 0 on, it runs before multiprocessing ends a child's children."""
 
 
 def connect(
@@ -56,8 +56,8 @@ def connect(
     Args:
         url: `sqlite:///jobs.db`, `sqlite://` (memory) or
             `cassandra://host1,host2:9042/keyspace`; None: the environment variable `SHARDQ_STORE`.
-        clock: For tests, which move it; None: the system's. Where one is given, no thread works in
-            the background: totals are stored with later puts, and at the close.
+        clock: A clock for tests, which move it; None: the system's. With a given clock, no thread
+            works in the background: totals are stored with later puts, and at the close.
         traces: Makes a span of OpenTelemetry for each put within a span, each run and each firing
             of a schedule; None: nothing is traced.
 
@@ -65,19 +65,19 @@ def connect(
         The connection. As a context manager, it closes itself.
 
     Raises:
-        BadUrl: If it names no store, or there is none.
-        SchemaMissing: If a Cassandra keyspace has not been made, which `shardq init` does; or the
-            store has a format of before 0.1.0.
+        BadUrl: If the url names no store, or there is no url.
+        SchemaMissing: If the Cassandra keyspace does not exist, which `shardq init` makes; or the
+            store has a format from before 0.1.0.
         SchemaNewer: If a newer shardq made it.
         StoreUnavailable: If the store cannot be reached.
-        BadSetting: If the traces are none.
+        BadSetting: If `traces` is something else.
     """
     store = store_of(store_url(url))
     try:
         store.open()
         return Connection(store, clock, background=clock is None, alone=True, traces=traces)
     except BaseException:
-        # The clock may be refused, too, once the store is open.
+        # Once the store is open, the clock may still be refused.
         store.close()
         raise
 
@@ -89,8 +89,8 @@ def init(url: str | None = None) -> None:
         url: As for `connect`.
 
     Raises:
-        SchemaMissing: If keyspace or file holds tables of another program, or of a format of before
-            0.1.0; nothing is changed.
+        SchemaMissing: If keyspace or file holds tables of another program, or of a format from
+            before 0.1.0; nothing is changed.
         SchemaNewer: If a newer shardq made it.
     """
     store = store_of(store_url(url))
@@ -101,7 +101,7 @@ def init(url: str | None = None) -> None:
 
 
 def store_url(url: str | None) -> str:
-    """The url given, or that of the environment.
+    """The given url, or the url in the environment variable `SHARDQ_STORE`.
 
     Raises:
         BadUrl: If there is neither.
@@ -142,7 +142,7 @@ class Connection:
                 time; False in tests that step the clock.
             alone: True if nobody else closes the store. The store is then closed, with a warning,
                 once its user has dropped the connection and all its queues.
-            defaults: Settings of the queues that it makes, for those that its caller leaves out.
+            defaults: Values for the settings that a caller leaves out when a queue is made.
             traces: As for `connect`.
         """
         check_traces(traces)
@@ -187,7 +187,8 @@ class Connection:
                 source=self,
             )
         finally:
-            # The garbage collector may have interrupted anything, and a close takes locks.
+            # Closed in a thread of its own: the garbage collector may have interrupted a call that
+            # holds locks, and a close takes them.
             with suppress(RuntimeError):
                 _thread.start_new_thread(_end, (self._rest, self._at_exit))
 
@@ -201,7 +202,7 @@ class Connection:
         _trace: TracebackType | None,
     ) -> None:
         if isinstance(error, StoreError):
-            # It is raised, and says more than what follows from it.
+            # The error is raised, and explains the failures of the close, which follow from it.
             self._unclean_level = logging.INFO
         self.close()
 
@@ -247,7 +248,7 @@ class Connection:
     def queues(self) -> list[str]:
         """The names of all queues, sorted, without dropped ones: one read.
 
-        Those whose settings need a newer release of shardq are among them: `queue` refuses these.
+        Queues whose settings need a newer release of shardq are included, but `queue` refuses them.
         """
         return list(self._records())
 
@@ -337,8 +338,8 @@ class Connection:
 class _Rest:
     """The parts to close of a connection that its user has dropped.
 
-    Its queues are not among them: they are collected with the connection. A receiver refers to its
-    queue until its leases are released, so no lease is held then.
+    Its queues are not among the parts: they are collected with the connection. A receiver refers to
+    its queue until its leases are released, so no lease is held then.
     """
 
     def __init__(self, home: Home) -> None:
@@ -370,7 +371,7 @@ def _close_at_exit(found: ref[Connection], rest: _Rest) -> None:
     if connection is not None:
         connection.close()
     else:
-        # Another thread may be closing it: wait for that.
+        # Another thread may be closing the parts: wait for its end.
         rest.close()
 
 
@@ -384,5 +385,5 @@ def _is_made(record: QueueRecord, name: str) -> bool:
     try:
         return settings_in(record, name) is not None
     except SchemaNewer:
-        # Of what a newer release stores, this alone is read: it is JSON, or it were damaged.
+        # Of a newer release's settings only this is read. They are JSON, or the error would differ.
         return json.loads(record.settings).get("dropped") is not True

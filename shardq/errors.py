@@ -12,23 +12,23 @@ ShardqError
 │   ├── BadArguments         not what a task's function takes
 │   ├── BadResult            not what a task's function says it returns
 │   ├── BadUrl               names no store
-│   ├── TriggerError         never fires, or fails when it is asked when
+│   ├── TriggerError         a trigger never fires, or names no next time
 │   └── UnknownSchedule      no schedule of this name
 ├── UnknownQueue             no such queue
 ├── UnknownAccount           no such account of a server, or no such key
-├── QueueFull                it has as many messages as it may; nothing was written
+├── QueueFull                the queue has as many messages as it may; nothing was written
 ├── KeyTaken                 another message has the key; nothing was written
 ├── JobError                 a job has given no result
-│   ├── JobFailed            it has died: its last attempt failed
-│   ├── JobCancelled         it was cancelled or purged
-│   ├── JobExpired           it was of no use any more when it was to run
-│   ├── JobTimeout           it has not ended yet
-│   └── NoResult             none is kept, or not any more
+│   ├── JobFailed            the job has died: its last attempt failed
+│   ├── JobCancelled         the job was cancelled or purged
+│   ├── JobExpired           the job was too old when it was to run
+│   ├── JobTimeout           the job has not ended yet
+│   └── NoResult             the result is not kept, or not any more
 ├── ReceiptError
 │   ├── BadReceipt           damaged, or of another queue
 │   └── StaleReceipt         its delivery has ended
 ├── SchemaError
-│   ├── SchemaMissing        no keyspace or tables of shardq, or of before 0.1.0
+│   ├── SchemaMissing        no keyspace or tables of shardq, or from before 0.1.0
 │   └── SchemaNewer          made by a newer shardq
 ├── StoreError
 │   ├── StoreUnavailable     not applied; safe to do again later
@@ -98,7 +98,7 @@ _SHOWN_MAX = 80
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: in one line, cut where it is long.
+    """A value as an error quotes it: in one line, cut if it is long.
 
     >>> shown("a" * 100)[-5:]
     'aa...'
@@ -106,17 +106,17 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        # A number of more digits than Python prints (4,300), or lists nested too deep.
+        # The number has more digits than Python prints (4,300), or lists are nested too deep.
         return f"<{type(value).__name__} too large to be shown>"
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 
 def not_pickled(what: str, instead: str) -> UsageError:
-    """The error of who pickles what only this process can use.
+    """The error for an attempt to pickle an object that only this process can use.
 
     Args:
-        what: What was to be pickled.
-        instead: What to call in the other process.
+        what: The object, in words.
+        instead: The call that makes such an object in the other process.
     """
     return UsageError(
         f"{what} is this process's own and cannot be pickled; hand over the store's url, and call "
@@ -132,7 +132,7 @@ E = TypeVar("E", bound=ShardqError)
 
 
 class UsageError(ShardqError, ValueError):
-    """What the caller gave cannot be used. Nothing was written, unless the text says so."""
+    """An argument or option cannot be used. Nothing was written, unless the text says so."""
 
 
 class BadName(UsageError):
@@ -152,7 +152,7 @@ class HistoryOff(UsageError):
 
 
 class BadApp(UsageError):
-    """The name of an app that cannot be imported, or of something else."""
+    """The name of an app that cannot be imported, or a name of something that is no app."""
 
 
 class BadBody(UsageError):
@@ -160,7 +160,7 @@ class BadBody(UsageError):
 
 
 class BadArguments(UsageError):
-    """Arguments that a task's function does not take or JSON cannot hold, or such a function."""
+    """Arguments that a function does not take or JSON cannot hold, or a function with such parameters."""
 
 
 class BadResult(UsageError):
@@ -172,7 +172,7 @@ class BadUrl(UsageError):
 
 
 class TriggerError(UsageError):
-    """A trigger that cannot be read or never fires, or that fails when it is asked when it does."""
+    """A trigger that cannot be read, never fires, or fails when asked for its next fire time."""
 
 
 class UnknownSchedule(UsageError, LookupError):
@@ -192,11 +192,11 @@ class QueueFull(ShardqError):
 
 
 class KeyTaken(ShardqError):
-    """Another message of the queue has the key, or it is held after one; nothing was written.
+    """Another message has the key, or the key is held after a message's end; nothing was written.
 
     Attributes:
-        message: The `Message` that has it, as it was read; None where it has ended.
-        put: How many other messages `put_many` has put; 0 of all else.
+        message: The `Message` that has the key, as it was read; None if it has ended.
+        put: How many other messages `put_many` has put; 0 for any other call.
     """
 
     def __init__(self, text: str, message: Any = None) -> None:
@@ -206,15 +206,15 @@ class KeyTaken(ShardqError):
 
 
 class JobError(ShardqError):
-    """A job has given no result; which of these says why."""
+    """A job has given no result; the subclass says why."""
 
 
 class JobFailed(JobError):
     """The job has died: its last attempt failed, or its worker did.
 
     Attributes:
-        error: Why, to 8,000 characters.
-        traceback: The end of its traceback, likewise; empty where there is none.
+        error: The reason, to 8,000 characters.
+        traceback: The end of the traceback, to 8,000 characters; empty without one.
     """
 
     def __init__(self, text: str, error: str = "", traceback: str = "") -> None:
@@ -228,15 +228,15 @@ class JobCancelled(JobError):
 
 
 class JobExpired(JobError):
-    """The job was of no use any more when it was to run, and was dropped."""
+    """The job was too old when it was to run, and was dropped."""
 
 
 class JobTimeout(JobError, TimeoutError):
-    """The job has not ended within the time that was to be waited for it."""
+    """The job did not end within the time for which the caller waits."""
 
 
 class NoResult(JobError, LookupError):
-    """The job's result is not kept: its task keeps none, or its time is up."""
+    """The job's result is not kept: its task keeps none, or the time to keep it is over."""
 
 
 class ReceiptError(ShardqError):
@@ -256,7 +256,7 @@ class SchemaError(ShardqError):
 
 
 class SchemaMissing(SchemaError):
-    """The keyspace or its tables are not there, are not shardq's, or are of before 0.1.0."""
+    """The keyspace or its tables do not exist, are not shardq's, or are from before 0.1.0."""
 
 
 class SchemaNewer(SchemaError):
@@ -277,7 +277,7 @@ class StoreError(ShardqError):
 
 
 class StoreUnavailable(StoreError):
-    """Not applied: the store could not be reached, or refused for now. Safe to do again later."""
+    """Not applied: the store could not be reached, or refused for now. Safe to repeat later."""
 
 
 class StoreOverread(StoreUnavailable):
@@ -299,7 +299,7 @@ class StoreFull(StoreError):
 class StoreCorrupt(StoreError):
     """The file is not a database, is damaged, or was removed or replaced while it was open.
 
-    What was put or settled after that may be lost.
+    Messages that were put or settled after that may be lost.
     """
 
 
@@ -316,7 +316,7 @@ class NodeError(ShardqError):
 
 
 def own_copy(error: E) -> E:
-    """A copy of an error that several callers get: each adds to its own, and raises it."""
+    """A copy of an error that several callers raise, so that each adds notes to its own copy."""
     mine = copy.copy(error)
     mine.__cause__ = error if error.__cause__ is None else error.__cause__
     return mine
@@ -324,12 +324,12 @@ def own_copy(error: E) -> E:
 
 @contextmanager
 def begun(what: str) -> Iterator[None]:
-    """What fails in here is maybe applied, for a part of it is.
+    """Raise `StoreTimeout` if the rest of some work fails, because a part of it is applied.
 
-    What is refused for good stays that error, and a note says which part.
+    An error that refuses the rest for good stays as it is, and a note names the applied part.
 
     Args:
-        what: What has been done already, for the error's text.
+        what: The part that is applied, for the error's text.
     """
     try:
         yield

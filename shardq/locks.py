@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""All locks and doors, by their `id`: a copy of this dictionary, unlike of a set, is one step."""
+"""All locks and doors, by `id`. A dictionary, because a copy of a set is not atomic."""
 _owners: WeakValueDictionary[tuple[int, Callable[[Any], None]], Any] = WeakValueDictionary()
 """Objects that begin anew in a child, by `id` and method, in the order in which they were made."""
 
@@ -37,8 +37,8 @@ _owners: WeakValueDictionary[tuple[int, Callable[[Any], None]], Any] = WeakValue
 def new() -> threading.RLock:
     """A lock that is free in a child.
 
-    The thread that holds it may take it again: the guarded objects are consistent between any two
-    calls that are made under it, or `refuse_within` comes first.
+    The thread that holds the lock may take it again. So the guarded objects are consistent at each
+    call that is made under the lock, or the caller calls `refuse_within` first.
     """
     lock = threading.RLock()
     _locks[id(lock)] = lock
@@ -83,7 +83,7 @@ class Door:
         return threading.get_ident() in self._inside
 
     def _at_fork_reinit(self) -> None:
-        # A thread of the child may soon have the number of one that only the parent has.
+        # A new thread of the child may get the number of a thread that only the parent has.
         self._inside &= {threading.get_ident()}
 
 
@@ -128,7 +128,7 @@ _RELEASE = methodcaller("release")
 
 
 def in_child(owner: T, renew: Callable[[T], None]) -> None:
-    """Let an owner begin for itself in each child.
+    """Call a function in each forked child, by which an owner begins anew there.
 
     Args:
         owner: The owner; it is forgotten when nothing else refers to it.
@@ -151,7 +151,7 @@ def _begin_child() -> None:
         # The thread that forks is the child's only one, and releases the locks that it holds.
         if lock is not None and not lock._is_owned():  # noqa: SLF001 - as `threading` itself does
             lock._at_fork_reinit()  # noqa: SLF001
-    # All owners, even if one raises: an owner not renewed would wait for threads of the parent.
+    # All owners, even if one raises: an owner that is not renewed would wait for parent's threads.
     with ExitStack() as stack:
         for (_, renew), owner in reversed(list(_owners.items())):
             stack.callback(renew, owner)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["RunIds"]
 
 handled: ContextVar[Message | None] = ContextVar("shardq_message", default=None)
-"""The message whose handler or task runs here; of a batch the first."""
+"""The message whose handler or task runs here; for a batch its first message."""
 
 
 class RunIds(logging.Filter):
@@ -43,7 +43,7 @@ class RunIds(logging.Filter):
 
 
 def _trace_id() -> str:
-    # Where no part of the program has imported the API, no span is current.
+    # If no part of the program has imported the API, no span is current.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return ""

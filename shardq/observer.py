@@ -69,7 +69,7 @@ _NO_SCHEDULES = ScheduleFigures()
 _SCHEDULES_SHARE = 20
 """Counts of schedules take one part in this many of the time."""
 _DEAD_SHARE = 20
-"""The same for dead messages: on Cassandra each hour since the last purge is counted."""
+"""Counts of the dead take one part in this many of the time: Cassandra reads hour by hour."""
 _TOGETHER = 64
 """How many queues have their totals and members read together."""
 
@@ -88,7 +88,7 @@ class LaneView:
         owner: The member that reads it, or None.
         lag_ms: How long its oldest ready message has waited; 0 without any. Messages that run, or
             were postponed, are not ready.
-        oldest: The id of that message.
+        oldest: The id of its oldest ready message; None without any.
     """
 
     lane: int
@@ -159,18 +159,18 @@ class QueueView:
             the minute before this one began, or the queue was made.
         late_ms: (p50, p99) of the lateness of deliveries begun in the last five minutes; None
             without any.
-        late_day_ms: The same for the last 24 h, and up to 4 h before them.
-        uncounted: The processes that ended while they counted, or were stopped, and that nobody has
-            mended yet: the name of each, and when it last stored its totals, epoch milliseconds.
-            The totals may miss the last 2 s of each.
+        late_day_ms: (p50, p99) for the last 24 h, and up to 4 h before them.
+        uncounted: The processes that ended while they counted, or were stopped, and for which the
+            totals are not corrected yet: the name of each, and when it last stored its totals,
+            epoch milliseconds. The totals may miss the last 2 s of each.
         lanes: Every lane that is read.
         members: Its consumers.
         producers: The name and puts of each process that has put into it in this minute and the
             four before; most puts first.
         forecast: Minutes, each with the messages and firings due in it.
         schedules: How many schedules it has.
-        schedules_soon: How many of them fire within the forecast.
-        schedules_lag_ms: For how long the first of them has been overdue; 0 if none is.
+        schedules_soon: How many schedules fire within the forecast.
+        schedules_lag_ms: For how long the first schedule has been overdue; 0 if none is.
     """
 
     name: str
@@ -266,8 +266,8 @@ class Observer:
     Attributes:
         newer: Queues of the store that the last look passed over, because they need a newer release
             of shardq; each with a sentence that says so.
-        damaged: Queues that it passed over, because a record of theirs cannot be read; each with a
-            sentence that says so.
+        damaged: Queues that the last look passed over, because a record of theirs cannot be read;
+            each with a sentence that says so.
         unseen: How many queues were not looked at yet.
         queues: The queues that were looked at, by name.
     """
@@ -312,8 +312,8 @@ class Observer:
 
         Raises:
             UnknownQueue: If one of `names` does not exist.
-            SchemaNewer: If one of them needs a newer release of shardq.
-            StoreCorrupt: If a record of one of them cannot be read.
+            SchemaNewer: If one of `names` needs a newer release of shardq.
+            StoreCorrupt: If a record of one of `names` cannot be read.
         """
         self.newer, self.damaged = {}, {}
         if self._is_stale:
@@ -380,7 +380,7 @@ class Observer:
             some = names[part.start : part.stop]
             queues = [self.queues[name]._home for name in some]
             for one in queues:
-                # First: the counts of this process are to be in the totals that are read below.
+                # Stored first, so that the totals read below include the counts of this process.
                 one.stats.store()
             registers = [one.register for one in queues]
             noted = Together(
@@ -513,7 +513,7 @@ _Looked: TypeAlias = "QueueView | SchemaNewer | StoreCorrupt"
 
 
 class _Paced(Generic[T]):
-    """A value that is found again and again, so that this takes a bounded part of the time.
+    """A value that is found anew now and then, so that finding takes a bounded part of the time.
 
     Args:
         share: The pause after a find is this many times as long as the find took.
@@ -527,7 +527,7 @@ class _Paced(Generic[T]):
         self._kept: tuple[int, T] | None = None
 
     def forget(self) -> None:
-        """Have the next call find it anew."""
+        """Have the next call find the value anew."""
         self._kept = None
 
     def at(self, boot_us: int, find: Callable[[], T]) -> T:
@@ -585,7 +585,7 @@ class _Watch:
             self._forecast.forget()
             self._depth.forget()
         beats = heartbeats(noted, register.members_key)
-        # First: rows that the count leaves to the totals are to be in totals read after it.
+        # Counted first: totals that are read later include the rows that the count leaves to them.
         depth, stored = self._depth_at(boot_us, noted, beats, is_fresh=others is not None)
         counted = _TimedTotals(boot_us, stored.totals)
         before = self._remember(counted)
@@ -623,7 +623,7 @@ class _Watch:
         return _QueueLook(self, layout, beats, due, view)
 
     def holders(self, lanes: Sequence[int]) -> dict[int, str | None]:
-        """Group lane -> its lease."""
+        """Group lane -> the lock of its lease."""
         if not lanes:
             return {}
         states = self._store.lane_locks(self.queue.name, lanes)
@@ -714,7 +714,7 @@ class _Watch:
         # A member's rows in flight are the first of its lanes, unless earlier ones were put since.
         limit = 1 + min(max((beat.busy for beat in beats.values()), default=0), _IN_FLIGHT_MAX)
         is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
-        # The dues are from the last look: later than now if the clock was set back since.
+        # The dues are from the last look. If the clock was set back since, they are later than now.
         if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
             self._anew_us = boot_us
             self._from_ms = self._starts(layout, now_ms)
@@ -869,7 +869,7 @@ def _recent(stored: Stored, settings: Settings, now_ms: int) -> _Rates:
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:
-    """Takes reports of progress that nobody has asked for."""
+    """Ignore the progress."""
 
 
 def lateness_of(stored: Stored, layout: Layout, now_ms: int) -> tuple[Quantiles, Quantiles]:
@@ -905,8 +905,8 @@ def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
 def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
     """Open minute -> (messages due by now, all messages) in each lane.
 
-    Lanes of bands to which nobody has ever put are left out. Settled messages do not count. It
-    reads every row, and so is for a person's look at a small queue.
+    Lanes of bands to which nobody has ever put are left out. Settled messages do not count. Every
+    row is read, so this is for a person's look at a small queue.
 
     Args:
         queue: The queue.

@@ -22,7 +22,7 @@ _BEAT_S = 1.0
 def systemd() -> Callable[[str], None] | None:
     """A function that sends a line to systemd; None if systemd has not asked for any.
 
-    It removes the variable from the environment, so that no child of this process sends lines.
+    `NOTIFY_SOCKET` is removed from the environment, so that no child of this process sends lines.
 
     Source:
         sd_notify(3).

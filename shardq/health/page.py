@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PORT_MAX = 65_535
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.2
-"""The page checks this often whether it is to end."""
+"""How often the page's thread checks whether the page was closed, seconds."""
 _SLOW_S = 10
 """A client that sends nothing for this long is disconnected."""
 
@@ -65,7 +65,7 @@ class HealthPage:
 
     @property
     def url(self) -> str:
-        """Its url: `http://127.0.0.1:9100`."""
+        """The page's url: `http://127.0.0.1:9100`."""
         host, port = self._server.server_address[:2]
         host = str(host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -144,7 +144,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing where a client has left before its answer."""
+        """Print nothing if a client has left before its answer."""
 
 
 class _Server6(_Server):

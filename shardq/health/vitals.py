@@ -36,22 +36,22 @@ class Sign(NamedTuple):
 
 
 class Vitals(Protocol):
-    """The vital signs of a process. From any thread."""
+    """The vital signs of a process; any thread may ask for them."""
 
     def live(self) -> Sign:
-        """Report whether its loops turn; makes no call to the store."""
+        """Report whether the process's loops turn; makes no call to the store."""
 
     def ready(self) -> Sign:
-        """Report whether it can take work, within about a second."""
+        """Report whether the process can take work, within about a second."""
 
     def is_leaving(self) -> bool:
-        """True if it is about to end."""
+        """True if the process is about to end."""
 
 
 class Readiness:
-    """Checks a store by a read of one row, in a thread: a store that is away may block it for long.
+    """Checks a store by a read of one row, in a thread, because the read may block for long.
 
-    It checks the tables' format only at `open`, once a connection.
+    The tables' format is checked only at `open`, once for each connection.
 
     Args:
         db: The connection.
@@ -97,7 +97,7 @@ class Readiness:
         self._failure = "the store failed"
         try:
             self._store.open()
-            # One key, so that the read is small however many queues exist; no queue need have it.
+            # One key, so that the read is small. No queue need have this name.
             self._store.notes(QUEUES, (), ["ready"])
             self._failure = ""
         except (StoreTimeout, StoreUnavailable) as error:
@@ -123,7 +123,7 @@ class ConsumerVitals:
         consumers: Sequence[Consumer],
         loop_hung_us: Callable[[], int] = lambda: 0,
     ) -> None:
-        # Distinguishes a step that waits for the store from one that hangs.
+        # The times of calls distinguish a step that waits for the store from a step that hangs.
         db._home.meter.time_store(db._home.store, db._home.clock)
         self._consumers = consumers
         self._loop_hung_us = loop_hung_us
@@ -144,5 +144,5 @@ class ConsumerVitals:
         return Sign(False, "leaving") if self.is_leaving() else self._readiness.sign()
 
     def is_leaving(self) -> bool:
-        """True if a consumer is about to end, and so all of them."""
+        """True if a consumer is about to end, because all of them end together."""
         return any(one._is_stopping() for one in self._consumers)  # noqa: SLF001

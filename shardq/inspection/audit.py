@@ -63,15 +63,15 @@ class MisfitKind(StrEnum):
     """How a message does not fit."""
 
     LOST = "lost"
-    """Its put is recorded, but no end, and it has no row."""
+    """The message's put is recorded, but no end, and it has no row."""
     RESURRECTED = "resurrected"
-    """Its end is recorded, but it has a row. A consumer that finds the row drops it."""
+    """The message's end is recorded, but it has a row. A consumer that finds the row drops it."""
     UNKNOWN = "unknown"
-    """Its end is recorded by a word that this shardq does not know."""
+    """The message's end is recorded by a word that this shardq does not know."""
     UNRECORDED = "unrecorded"
-    """It is stored or has ended, but its put is not recorded: a producer crashed. No fault."""
+    """The message has a row or an end, but no recorded put: a producer crashed. No fault."""
     DOUBLED = "doubled"
-    """It has two rows: a crash interrupted a move. Only an audit by Spark finds these."""
+    """The message has two rows: a crash interrupted a move. Only an audit by Spark finds this."""
 
 
 class Misfit(NamedTuple):

@@ -45,13 +45,13 @@ class Next(StrEnum):
     """The next event of a message that has failed."""
 
     AGAIN = "again"
-    """It is delivered again, at a known time."""
+    """The message is delivered again, at a known time."""
     DUE = "due"
-    """It is due, and is delivered again as soon as a consumer is free."""
+    """The message is due, and is delivered again as soon as a consumer is free."""
     RUNNING = "running"
-    """It runs again."""
+    """The message runs again."""
     DEAD = "dead"
-    """It is dead: it runs again only if somebody puts it back."""
+    """The message is dead: it runs again only if somebody puts it back."""
 
 
 @dataclass(frozen=True, slots=True)

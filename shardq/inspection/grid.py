@@ -47,7 +47,7 @@ class By(StrEnum):
 
 
 HORIZON_MS_MAX = {By.MINUTE: 2 * _DAY_MS, By.HOUR: 62 * _DAY_MS, By.DAY: 366 * _DAY_MS}
-"""How far ahead each may reach."""
+"""Length of a cell -> how far ahead a heat map may reach."""
 
 
 class Cell(NamedTuple):
@@ -71,7 +71,7 @@ class Grid:
 
     Attributes:
         by: The length of a cell.
-        cell: The same as text, `a minute` or `5 minutes`.
+        cell: The length of a cell as text, `a minute` or `5 minutes`.
         zone: The zone of the clocks.
         columns: The heads of the columns.
         rows: The rows in order of time.
@@ -130,7 +130,7 @@ def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo, *, is_fine: bool 
         horizon_ms: How far ahead, from a minute.
         by: The length of a cell.
         zone: The zone of the clocks.
-        is_fine: With minutes: True to make a row an hour of 60 cells, whatever the horizon.
+        is_fine: True to make each row an hour of 60 minutes; only if a cell is a minute.
 
     Raises:
         BadTime: If the horizon is out of bounds.
@@ -197,7 +197,7 @@ class _View(Protocol):
         """The number of a time's column."""
 
     def label(self, here: datetime, before: datetime | None, /) -> str:
-        """The label of a row, by its first time and that of the row before."""
+        """The label of a row, by its first time and the first time of the row before."""
 
     def head(self, column: int, /) -> str:
         """The head of a column."""
@@ -287,9 +287,9 @@ def _is_twice(here: datetime) -> bool:
 
 
 def _is_again(here: datetime) -> bool:
-    """True if clocks have gone back since the hour began: it is the second of its name.
+    """True if clocks have gone back since the hour began, so that it is the second of its name.
 
-    If they go back at a quarter, a part of the second hour is shown once.
+    If clocks go back at a quarter of an hour, a part of the second hour is shown once.
     """
     return _offset(here.replace(minute=0, fold=0)) > _offset(here)
 
@@ -313,8 +313,8 @@ def _change(here: datetime, step: timedelta) -> str:
     """A change of the clocks as a sentence without its full stop.
 
     Args:
-        here: The first time after it.
-        step: How far they go forward; below 0: back.
+        here: The first time after the change.
+        step: How far the clocks go forward; below 0: back.
     """
     shown = here - step
     day = f"{here:%a %-d %b}"

@@ -7,9 +7,9 @@
                                                        and   rows - (put before - gone after)
 ```
 
-If 0 lies between the two, nothing is proven. Else the totals are corrected by the nearer of them;
-at rest the two are equal. The result is written by compare and set: of two processes that mend at
-once, one succeeds. `records/folded.py` says what is counted where.
+If 0 lies between these bounds, nothing is proven. Else the totals are corrected by the bound nearer
+to 0; at rest both are equal. The result is written by compare and set: of two processes that mend
+at once, one succeeds. `records/folded.py` explains the counters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOOK_SOON_S = 1.0
 _RATE_US = 6_000_000
 """Processes store their totals every 2 s: over less time a steady rate would seem to vary."""
 _LOOK_QUIET_S = 10.0
-"""The pause if nothing was counted for 20 s: a consumer at rest hardly reads more for it."""
+"""Seconds between looks if nothing was counted for 20 s: a consumer at rest reads little."""
 _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
 _FORGET_US = 600_000_000
@@ -54,13 +54,13 @@ _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
 """How often rows are counted without a reason: a process may die before its totals are stored."""
 _SHARE, _SHARE_AGAIN = 20, 1_000
-"""Counting every row takes at most one part in this many of the time; without a reason, of more."""
+"""A count of every row may take a 20th of the time; without a reason, a 1,000th."""
 _SHORT_US = 500_000
 _TURN_US = 100_000
 _FIRST_S = 0.25
-"""A process that begins to count has stored that by then."""
+"""A process that begins to count has stored this fact within this time."""
 _STORED_S = 2.5
-"""A process that counts has stored its totals by then; clocks may differ by 0.5 s."""
+"""A process has stored its counts within this time: 2 s, and 0.5 s by which clocks may differ."""
 _TRIES = 3
 _COUNTS_AGAIN = 2
 """How often `check --all` repeats its count if others put or settled messages meanwhile."""
@@ -68,8 +68,8 @@ _MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired", "replace
 """Counters of moves: a moved row may be counted twice, or not at all."""
 
 Mending: TypeAlias = "Generator[float, None, tuple[int, bool]]"
-"""Yields the seconds until it can continue. Returns by how many messages the totals were too low,
-as far as that is proven, below 0: too high; and True if that is the exact number."""
+"""Yields the seconds after which it can continue. Returns the number of messages by which the
+totals were provably too low, or, below 0, too high; and True if the number is exact."""
 
 
 class Mender:
@@ -77,7 +77,7 @@ class Mender:
 
     Args:
         store: The store.
-        clock: Its clock.
+        clock: The store's clock.
         register: The queue's record.
         store_own: Stores the counts of this process in the queue.
         own: The counts of this process, to distinguish them from others'.
@@ -173,8 +173,8 @@ class Mender:
     def doom(self) -> None:
         """Note that a purge has reached all stored messages.
 
-        The purge is valid without this note: then its messages may count as waiting until every row
-        is counted.
+        The purge is valid without this note. Without it, the messages may count as waiting until
+        every row is counted.
         """
         try:
             for _ in range(_TRIES):
@@ -218,7 +218,7 @@ def result_of(working: Generator[float, None, T], clock: Clock) -> T:
 
 
 def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool]:
-    """How many messages the totals miss, as far as that is proven, and True if that is exact.
+    """How many messages the totals provably miss, and True if the number is exact.
 
     A message that was put, settled or moved during the count may have been counted or not.
     """
@@ -246,7 +246,7 @@ class Upkeep:
     Of several consumers only the first by name does so.
 
     Args:
-        home: The home of the queue, whose chores call it regularly, if threads may run.
+        home: The queue's home. Its chores call `step` regularly, if threads may run.
         member: The consumer's name.
     """
 
@@ -318,7 +318,7 @@ class Upkeep:
         )
         is_to_forget = boot_us >= self._forget_from_us
         if is_to_mend or is_to_fold or is_to_forget:
-            # If another consumer is the first, it does the same, and its result will show.
+            # If another consumer is the first, that one does the work, and the totals will show it.
             is_first = self._is_first(stored, now_ms)
             if is_to_forget:
                 self._forget_from_us = boot_us + _FORGET_US
@@ -351,13 +351,13 @@ class Upkeep:
             return False
         purged_ms = self._register.settings.purged_before_us // 1_000
         folded = stored.folded
-        # While messages arrive and leave, each count proves a little more: short ones are worth it.
+        # While messages arrive and leave, each count proves a little more. A short one is worth it.
         is_worth_it = self._took_us <= _SHORT_US or _is_at_rest(stored, now_ms)
         if stored.gaps(now_ms) or (folded.rough and is_worth_it):
             return True
         if purged_ms and folded.mended_ms < purged_ms + PURGE_MS <= now_ms:
             return True
-        # Without a reason only at rest, when a count proves the most.
+        # Without a reason rows are counted only at rest, when a count proves the most.
         is_old = abs(now_ms - folded.mended_ms) >= _AGAIN_MS
         return is_old and ago_us >= _SHARE_AGAIN * self._took_us and _is_at_rest(stored, now_ms)
 

@@ -1,6 +1,6 @@
 """Removes names and notes of messages that no longer exist, left by processes that crashed.
 
-They block nothing: a put takes such a name over. But they would stay for ever.
+Such names block nothing, because a put takes them over. But names and notes would stay for ever.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Orphans:
         return 0
 
     def _with_name(self, notes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The notes with a name. Erases lost ones among the others, which receipts refer to."""
+        """The notes with a name. Erases notes of receipts whose messages have ended."""
         named: list[tuple[str, str]] = []
         nameless: list[tuple[str, str]] = []
         for note in notes:
@@ -76,7 +76,7 @@ class Orphans:
 
     def _remove_from(self, partition: tuple[str, int]) -> int:
         freed = 0
-        # Before the names: the note of a message that moves meanwhile is not among these.
+        # Read before the names: a note that a message's move writes later is not among these.
         notes = self._with_name(self._store.notes(PLACES, partition))
         stored = self._store.notes(KEYS, partition)
         taken = [name for name, (live, _) in stored.items() if live is not None]

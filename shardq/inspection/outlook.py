@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from shardq.inspection.calendar import Calendar
 
 _LATE_S = 10
-"""A minute is hot if its last message would be later than that."""
+"""A minute is hot if its last message would be late by more than this."""
 _FAR_ABOVE = 5
 _HOT_MIN = 60
-"""Without a known rate no queue is hot below this, one message a second."""
+"""Without a known rate no minute is hot with so few messages, one a second."""
 _MINUTES_MAX = 7 * 1_440
-"""This many minutes are worked off one by one, later ones at a mean."""
+"""So many minutes are computed one by one; later minutes count at the mean rate."""
 _CLEARS_MS_MAX = 30 * 86_400_000
 
 
@@ -81,11 +81,11 @@ class Hot:
     """Minutes in a row, each with more messages than can be done in it, or than is usual.
 
     Attributes:
-        start_ms: The start of the first, epoch milliseconds.
-        end_ms: The end of the last.
-        total: Their load.
-        most: The load of the fullest of them.
-        done_ms: When their last message is done; None if no limit is known.
+        start_ms: The start of the first minute, epoch milliseconds.
+        end_ms: The end of the last minute.
+        total: The load of all these minutes.
+        most: The load of the fullest minute.
+        done_ms: When the last message of these minutes is done; None if no limit is known.
         usual: The median load of other minutes, without the empty ones.
     """
 
@@ -159,9 +159,10 @@ def backlog(calendar: Calendar) -> Backlog:
 def hot_minutes(calendar: Calendar) -> list[Hot]:
     """The minutes ahead that are too full, the worst first.
 
-    If half of the deliveries in the best recent minute and in one beside it were late, that rate is
-    the consumers' limit: then a minute is too full if a message in it would wait for over 10 s.
-    Else it is too full if it is far above other minutes, and above that best one.
+    If half of the deliveries in the best recent minute and in one beside it were late, its rate is
+    the consumers' limit. A minute is then too full if a message in it would wait for over 10 s.
+    Without a limit, a minute is too full if its load is far above that of other minutes, and above
+    the best recent one.
     """
     pace = calendar.pace
     limit = pace.best if pace is not None and pace.is_limit else None
@@ -185,7 +186,7 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
 
 
 def by_time_of_day(found: Iterable[Hot], zone: tzinfo) -> list[tuple[Hot, int]]:
-    """The first minutes for each time of day, and how many there are at that time.
+    """For each time of day, the worst hot minutes that begin then, and how many begin then.
 
     Args:
         found: The hot minutes, the worst first.

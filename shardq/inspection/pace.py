@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _MINUTE_MS = 60_000
 _FEW = 20
-"""With fewer deliveries in two minutes, the rate is taken over five; nor do they prove a limit."""
+"""Fewer deliveries than this prove no limit; with fewer in two minutes, the rate is over five."""
 _YOUNG_MS = 10_000
 """A minute that began more recently than this proves too little."""
 _LATE_MS = 1_000
-"""If half of their deliveries begin later than this, consumers are overloaded."""
+"""Consumers are overloaded if half of their deliveries begin later than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
     """The pace of a queue in this minute and the one before; with few deliveries, in five minutes.
 
     Args:
-        stored: Its totals.
+        stored: The queue's totals.
         now_ms: Epoch milliseconds.
         made_ms: When the queue was made, epoch milliseconds.
 

@@ -35,7 +35,7 @@ _SHARDS_FIRST, _SHARDS_MAX = 8, 2_000
 """How many shards are read at a time."""
 _COUNTED_FIRST = 256
 _AREA_MIN, _EMPTY_MAX = 200, 5
-"""At most this many shards are read together, or this many for each that may have rows."""
+"""The most shards to read together: 200, or 5 for each shard that may have rows."""
 _OVER_MS = 600_000
 """A shard gets no rows this long after its minute and the offset: no write takes so long."""
 _FAR_MS = 1 << 52
@@ -219,7 +219,7 @@ def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[
         minutes: The minutes.
     """
     if store.is_local:
-        # There a range is one read, whatever it contains.
+        # In a local store a range is one read, however many shards it contains.
         yield store.count(wanted._replace(minutes=minutes))
         return
     shards = (one for one in store.indexed(wanted.queue, minutes) if one.lane in wanted.lanes)
@@ -320,7 +320,7 @@ def postponed(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
 def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:
     """The rows with a `not_before_ms` of a counted shard; without bodies.
 
-    They are the first of their groups: few rows are read before the last of them.
+    Such rows are the first of their groups, so that few other rows are read on the way.
     """
     if tally.waits:
         rows = rows_of(store, wanted._replace(bodies=False))
@@ -332,7 +332,7 @@ def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
     queue, minute, lane = shard
     after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
     if not layout.has_lane(lane):
-        # It may belong to a dropped queue of this name, with minutes of another length.
+        # The lane may belong to a dropped queue of this name, with minutes of another length.
         after_ms, until_ms = -1, _FAR_MS
     return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)
 

@@ -25,41 +25,41 @@ class Where(StrEnum):
     """Where a message is."""
 
     WAITING = "waiting"
-    """It is due later, by its put or a move by its key."""
+    """The message is due later, because of its put or a move by its key."""
     BACK_OFF = "back-off"
     """A delivery failed, and the next one is due later."""
     SNOOZED = "snoozed"
-    """It was snoozed, and is due later."""
+    """The message was snoozed, and is due later."""
     RUNNING = "running"
-    """A handler runs it, or a caller of `receive` holds it."""
+    """A handler runs the message, or a caller of `receive` holds it."""
     BEHIND = "behind"
-    """It waits for another message of its group."""
+    """The message waits for another message of its group."""
     PAUSED = "paused"
-    """It is due, and its queue is paused."""
+    """The message is due, and its queue is paused."""
     PASSED = "passed"
-    """It is due, and its partition is sealed: no poll reads it, only a sweep or `check --all`."""
+    """The message is due in a sealed partition: only a sweep or `check --all` reads it, no poll."""
     NO_CONSUMER = "no consumer"
-    """It is due, and its queue has no consumer."""
+    """The message is due, and its queue has no consumer."""
     ISOLATED = "isolated"
-    """It is due, and all consumers of its queue are isolated: they read its minute later."""
+    """The message is due, and all consumers of its queue are isolated: they read it later."""
     HELD = "held"
-    """It is due, and a consumer has leased its partition."""
+    """The message is due, and a consumer has leased its partition."""
     READY = "ready"
-    """It is due, and no consumer has leased its partition yet."""
+    """The message is due, and no consumer has leased its partition yet."""
     PURGED = "purged"
-    """A purge has reached it: it is not delivered; its row is deleted when it comes due, or was."""
+    """A purge has reached the message: it is not delivered. Its row is or was deleted when due."""
     DEAD = "dead"
-    """It is in the dead-letter queue, or has been."""
+    """The message is in the dead-letter queue, or has been."""
     ACKED = "acked"
-    """It has ended, as done."""
+    """The message has ended, as done."""
     FORWARDED = "forwarded"
-    """It was moved to another queue."""
+    """The message was moved to another queue."""
     CANCELLED = "cancelled"
-    """It was cancelled."""
+    """The message was cancelled."""
     EXPIRED = "expired"
-    """It was too old to be delivered."""
+    """The message was too old to be delivered."""
     ENDED = "ended"
-    """It has ended in a way that only a newer shardq knows; `error` has the word."""
+    """The message has ended in a way that only a newer shardq knows; `error` has its word."""
 
 
 ENDED = frozenset(
@@ -82,8 +82,8 @@ class State:
 
     Attributes:
         id: The message's id.
-        queue: The queue that it was put into.
-        where: Where it is.
+        queue: The queue into which the message was put.
+        where: Where the message is.
         at: The time of the look-up, UTC.
         until: When the state changes by itself, UTC: it comes due, its claim ends, its group's head
             is due, isolated consumers read it. None if no time is known.
@@ -94,8 +94,8 @@ class State:
         ahead: How many due messages go first, among those that its holder reads, or in the whole
             queue; if it is `behind`, how many of its group. Else not counted.
         busy: How many handlers of its holder run; None if `threads` is None.
-        threads: How many of them can run at once; 0 if it is held for callers of `receive`, None if
-            the holder no longer reports.
+        threads: How many handlers of its holder can run at once; 0 if it is held for callers of
+            `receive`, None if the holder no longer reports.
         attempts: How often it was delivered.
         error: Why its last delivery failed, or why it died.
         reason: Why it was snoozed, if its handler gave a reason and no delivery has failed since:
@@ -120,7 +120,7 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """True if it is not delivered any more, unless somebody puts it back."""
+        """True if the message is not delivered any more, unless somebody puts it back."""
         return self.where in ENDED
 
     def __str__(self) -> str:

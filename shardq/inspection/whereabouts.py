@@ -46,11 +46,11 @@ _PAGE = 1_000
 _GROUP_ROWS_MAX = 20_000
 """How many rows of a lane are read for the head of a group."""
 _FAILED_MS = 1_000
-"""A row that was placed within this time of its last failure was placed by it, not by a snooze.
+"""A row that was placed within this time of its last failure was placed by that failure, not by a
 
-In the same way a recorded snooze with a reason placed the row, not a later snooze."""
+snooze. In the same way a snooze with a recorded reason placed the row, not a later snooze."""
 _BEGUN_MS = 1_000
-"""Two clocks may differ by this: a delivery that began before its row was placed is another one."""
+"""Two clocks may differ by this. A run that began longer before a row's birth is an earlier one."""
 
 _FATES = {
     End.ACKED.value: Where.ACKED,
@@ -101,11 +101,11 @@ class Whereabouts:
         return self.state(wanted, self.finder.look(wanted, near=near))
 
     def seen(self, message: str, *, near: bool) -> tuple[State, Row | None] | None:
-        """Where a message is, by one search, and its row, unless it has ended; also a dead one's.
+        """Where a message is, by one search, and its row, dead or alive; None if it has no row.
 
         Args:
             message: Its id, or its receipt.
-            near: Search only what is near, all the dead, and the last 6 h of the history.
+            near: True to search only near places, all the dead, and the last 6 h of the history.
         """
         wanted = self.finder.wanted(message)
         for _ in range(_LOOKS):
@@ -122,7 +122,7 @@ class Whereabouts:
     def of_record(self, record: Record) -> State | None:
         """The state of a message that has not ended, found by its record in the history.
 
-        None if it is neither near nor at its first due. Costs as much as `find` with `near`.
+        None if it is neither near nor at its first due. It costs as much as `find` with `near`.
         """
         wanted = replace(
             self.finder.wanted(record.id),
@@ -154,7 +154,7 @@ class Whereabouts:
         if record is None and look.mark is not None:
             record = record_of(look.mark, register.settings.purged_before_us)
         if record is None or record.fate is None:
-            # Not ended, but not found: it has moved meanwhile, is far off, or is lost.
+            # The message has not ended and was not found: it moved, is far off, or is lost.
             return None
         where = _FATES.get(record.fate, Where.ENDED)
         return State(
@@ -171,7 +171,7 @@ class Whereabouts:
     def of(self, row: Row) -> State:
         """Where the message of a row is; the queue's record has been read lately.
 
-        One read of the members, unless it is dead. If it is due, the lease of its shard is read,
+        Reads the members, unless the message is dead. If it is due, the lease of its shard is read,
         and earlier due rows are counted, as `depth` does. If it has a group, the rows before it are
         read.
         """
@@ -209,7 +209,7 @@ class Whereabouts:
         if is_due or row.claim is not None:
             run = run_of(row, beats)
             if run is not None:
-                # A delivery is recorded when it ends or is parked.
+                # A delivery counts in the row only once it has ended or is parked.
                 return replace(
                     state,
                     where=Where.RUNNING,
@@ -229,7 +229,7 @@ class Whereabouts:
         if row.not_before_ms is not None:
             return _as_edited(row, later, failed_at)
         if row.first is None or row.due_ms == row.order[0]:
-            # As put, or as a later command by key has asked.
+            # The due is that of its put, or of a later command by key.
             return later
         return _as_moved(row, later, failed_at)
 
@@ -321,7 +321,7 @@ class Whereabouts:
     def _first_of_group(self, row: Row) -> tuple[Row | None, int]:
         """The first message of a row's group, and how many of the group precede the row.
 
-        None if it is the row itself, or none was found among the first rows of the lane.
+        None if the row itself is the first, or no message was found among the lane's first rows.
         """
         shards = open_shards(self._store, self._register, row.due_ms, lanes=[row.shard.lane])
         first, count, read = None, 0, 0
@@ -391,7 +391,7 @@ def run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
 def _last_failure(row: Row) -> tuple[str | None, datetime | None, bool]:
     """Why the last delivery of a row failed or was snoozed, when, and True if it was snoozed.
 
-    Nothing if its headers are damaged.
+    None, None and False if its headers are damaged.
     """
     try:
         return *last_error(row), is_snooze_reason(row)

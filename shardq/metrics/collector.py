@@ -63,8 +63,8 @@ class Collector(Families):
     """Collects the metrics of a store, and of this process, for a registry of yours.
 
     Depths, ages and totals are of the whole store. Totals are the store's own, read at each scrape,
-    so a restart does not reset them. The others are read by one look at all queues, every 5 s at
-    most. If a look takes longer than a scrape waits, the last one is shown. Lateness, runs of
+    so a restart does not reset them. Depths and ages are read by one look at all queues, every 5 s
+    at most. If a look takes longer than a scrape waits, the look before is shown. Lateness, runs of
     handlers and calls of the store are of this process, in seconds, from when the collector is
     made.
 
@@ -75,7 +75,7 @@ class Collector(Families):
     Args:
         db: The connection. Consumers of this connection, and workers of an app that has it, are
             measured.
-        queues: The queues to look at; all of the store, as they are made and dropped, where None.
+        queues: The queues to look at; None: all of the store, as they are made and dropped.
 
     Raises:
         MissingExtra: At the import, if prometheus-client is not installed.

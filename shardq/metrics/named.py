@@ -18,9 +18,9 @@ class Named:
         kind: Its type in Prometheus.
         text: Its help text, a sentence.
         labels: The names of its labels.
-        of: The part of a process's meter that it shows; empty: it is read from the store.
+        of: The part of a process's meter that the metric shows; empty: the store's data.
         bounds: For a histogram: the upper bounds of its buckets, as the meter has them.
-        unit: How many of the meter's units are one of the metric's: 1,000,000 us are a second.
+        unit: How many units of the meter are one unit of the metric: 1,000,000 us are a second.
     """
 
     kind: Kind

@@ -43,7 +43,7 @@ LOOK_S = 5.0
 BRIEF_S = 0.1
 """How long later scrapes wait for a new look before they show the last one."""
 AFTER_S = 0.5
-"""How long after its scrape a look begins that takes longer than `BRIEF_S`."""
+"""A look that takes longer than `BRIEF_S` begins this long after its scrape."""
 _AHEAD_EVERY_US = 60_000_000
 """How often the load ahead is read: 1,000 schedules take a second or two."""
 SCHEDULES_MAX = 1_000
@@ -59,7 +59,7 @@ class _Errand:
 
     Args:
         work: The work.
-        clock: Tells how old a result is.
+        clock: The clock by which the age of a result is measured.
         name: The name of the thread.
     """
 
@@ -75,7 +75,7 @@ class _Errand:
         self.took_us = 0
 
     def begin(self, *, every_us: int, after_s: float = 0) -> None:
-        """Begin anew, unless the last result is younger, or the work is under way.
+        """Begin the work, unless it is under way or the last result is younger than `every_us`.
 
         Args:
             every_us: The age that the last result must have.
@@ -95,11 +95,11 @@ class _Errand:
         return self._found is not None and self._age_us() <= old_us
 
     def result(self, wait_s: float, *, old_us: int) -> dict[_Series, float] | None:
-        """The result of the work under way; after the wait the one before, if it is not too old.
+        """The result of the work under way; after the wait the result before, if it is not too old.
 
         Args:
             wait_s: How long to wait, seconds.
-            old_us: The highest age of the result before; 0: it is not taken.
+            old_us: The highest age of the result before; 0: the result before is not returned.
         """
         if self._over.wait(wait_s) or (old_us and self.is_kept(old_us)):
             return self._found
@@ -135,11 +135,11 @@ class Process:
         self._home.meter.turn_on(self._home.store, self._home.clock)
 
     def counted(self) -> Counted:
-        """The counts of its meter."""
+        """The counts of the process's meter."""
         return self._home.meter.counted()
 
     def gauges(self) -> Gauges:
-        """Its own gauges."""
+        """The gauges of the process."""
         found: Gauges = {"shardq_clock_offset_seconds": [([], self._home.clock.deviation_us / 1e6)]}
         counters = self._home.store.counters.copy()
         read = [count for name, count in counters.items() if name.startswith("tombstones:")]
@@ -158,7 +158,7 @@ class Reading:
 
     Args:
         db: The connection.
-        names: The queues to look at; all of the store, as they are made and dropped, where None.
+        names: The queues to look at; None: all of the store, as they are made and dropped.
     """
 
     def __init__(self, db: Connection, names: Sequence[str] | None = None) -> None:
@@ -179,7 +179,7 @@ class Reading:
     def gauges(self) -> Gauges:
         """The totals of all queues now, and their gauges, read 5 s ago or by the last scrape.
 
-        Where the store cannot be read, or not within 3 s: `shardq_store_up` of 0 alone.
+        If the store cannot be read within 3 s, there is only `shardq_store_up`, which is 0.
         """
         self._counting.begin(every_us=0)
         is_kept = self._looking.is_kept(_OLD_US)
@@ -210,7 +210,7 @@ class Reading:
                 unread += 1
             elif not is_dead_queue(name):
                 try:
-                    # What this process has counted itself, it stores first.
+                    # Stored first, so that the totals include the counts of this process.
                     queue._home.stats.store()
                     totals = stored_totals(queue._home.store, queue._home.register.totals_key)
                 except StoreCorrupt:
@@ -243,7 +243,7 @@ class Reading:
         begun_us = self._clock.boot_us()
         views: list[QueueView] = []
         for observer in self._observers:
-            # Those that cannot be read are counted with the totals.
+            # `_totals` counts the queues that cannot be read.
             with suppress(SchemaError, StoreCorrupt, UnknownQueue):
                 views += observer.look()
         queues = {
@@ -252,7 +252,8 @@ class Reading:
         dead = {one._home.register.dead_name for one in queues.values()}
         sums: dict[_Series, float] = {}
         for view in views:
-            # Dead messages wait for no consumer. Their queue counts them, and no alert should fire.
+            # A dead-letter queue without consumers is left out: its messages are counted as dead of
+            # their queue, and wait for nobody, so no alert should fire.
             if not (view.name in dead and not view.members):
                 self._add(sums, view)
         sums["shardq_look_seconds", ()] = (self._clock.boot_us() - begun_us) / 1e6

@@ -10,13 +10,13 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, DARK = "#CC79A7", "#56B4E9", "#999999", "#222222"
 
 ON_PAPER = ("#d9e8f5", "#b3d3ec", "#7fb5de", "#4892c8", "#1b6cab", "#0b4478")
-"""From little to much where the ground is white: more is darker."""
+"""Colours from little to much on a white background: more is darker."""
 ON_SCREEN = ("#00005f", "#005f87", "#0087af", "#00afd7", "#5fd7ff", "#afffff")
-"""The same where it is black: more is lighter. A terminal of 256 colours has each of them."""
+"""Colours from little to much on a black background: more is lighter. All are among xterm's 256."""
 
 
 def is_dark(colour: str) -> bool:
-    """True if white can be read on a colour better than black.
+    """True if white text is easier to read on a colour than black text.
 
     Args:
         colour: `#rrggbb`.

@@ -48,14 +48,14 @@ class _Text:
 
 @dataclass(slots=True)
 class Drawing:
-    """What is drawn, in order.
+    """A picture: rectangles and texts, in the order in which they are drawn.
 
     Args:
-        width: Of the picture.
-        title: What it is, for those who cannot see it.
+        width: The width of the picture.
+        title: The content of the picture, for people who cannot see it.
 
     Attributes:
-        height: Of the picture; grows as it is drawn.
+        height: The height of the picture, which grows as it is drawn.
     """
 
     width: float
@@ -66,15 +66,15 @@ class Drawing:
     def box(
         self, x: float, y: float, width: float, height: float, fill: str, *, title: str = ""
     ) -> None:
-        """A filled rectangle.
+        """Add a filled rectangle.
 
         Args:
-            x: Its left.
-            y: Its top.
-            width: How wide it is.
-            height: How high it is.
+            x: Its left edge.
+            y: Its top edge.
+            width: Its width.
+            height: Its height.
             fill: Its colour, `#rrggbb`.
-            title: What a browser shows where the mouse is over it.
+            title: The text that a browser shows while the mouse is over the rectangle.
         """
         self._shapes.append(_Box(x, y, width, height, fill, title))
 
@@ -89,16 +89,16 @@ class Drawing:
         fill: str = DARK,
         bold: bool = False,
     ) -> None:
-        """A line of text.
+        """Add a line of text.
 
         Args:
-            x: Of the part that `anchor` names.
-            y: Of the line that the letters stand on.
-            text: It.
-            size: Of the letters.
-            anchor: Which part of it is at `x`.
-            fill: Its colour, `#rrggbb`.
-            bold: True if its letters are heavy.
+            x: The position of the part that `anchor` names.
+            y: The position of the baseline.
+            text: The text.
+            size: The size of the letters.
+            anchor: The part of the text that is at `x`.
+            fill: The colour of the text, `#rrggbb`.
+            bold: True for bold letters.
         """
         self._shapes.append(_Text(x, y, text, size, anchor, fill, bold))
 
@@ -116,7 +116,7 @@ class Drawing:
         return "\n".join(parts).encode("utf-8", "replace")
 
     def png(self) -> bytes:
-        """The picture as PNG, twice as fine as its pixels.
+        """The picture as PNG, twice as wide and high in pixels.
 
         Raises:
             MissingExtra: If matplotlib is not installed.
@@ -152,10 +152,10 @@ class Drawing:
 
 
 def check_png() -> None:
-    """Refuse where no PNG can be made here.
+    """Check that a PNG can be made here.
 
     Raises:
-        MissingExtra: If not.
+        MissingExtra: If matplotlib is not installed.
     """
     _figure(1, 1)
 

@@ -1,4 +1,4 @@
-"""The load ahead of queues as a picture: a heat map for each, and what it means below it."""
+"""The load ahead of queues as a picture: a heat map for each, and sentences about it below."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _WIDTHS = {7: 92, 10: 64, 12: 54}
 _WIDTH = 32
 _SWATCH = 22
 _RARE = 10
-"""Where one cell in so many is hot, or fewer."""
+"""Hot cells are rare if at most one cell in so many is hot."""
 _STRIPE = 4
-"""At the left of a cell that has a hot minute."""
+"""The width of the mark at the left of a cell that has a hot minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Panel:
     """One queue's heat map.
 
     Attributes:
-        title: Whose it is.
-        subtitle: How much there is, of which time, by whose clocks.
-        loads: What comes due in each cell of the grid.
+        title: The title, which names the queue.
+        subtitle: The line below: the whole load, its time, and the zone of the clocks.
+        loads: The load of each cell of the grid.
         hot: The cells that have a minute that is too full.
-        warnings: What is said of these, a sentence each.
-        lines: What else is said of the queue, a sentence each.
-        known_until_ms: A cell that begins here or later, epoch milliseconds, and has nothing may
-            have something: it was not counted; None: all were.
+        warnings: Sentences about the hot cells.
+        lines: Other sentences about the queue.
+        known_until_ms: The end of the counted time, epoch milliseconds. A later cell without a load
+            may have one that was not counted. None: all cells were counted.
     """
 
     title: str
@@ -66,21 +66,21 @@ class Panel:
     def is_all_hot(self, cell: Cell) -> bool:
         """True if a cell is shown as hot as a whole, and not only marked at its left.
 
-        It is where it is such a minute itself. Where many longer cells have one, they would show
-        nothing else.
+        A cell of one minute is. A longer cell is only if hot cells are rare, because otherwise the
+        map would show little else.
         """
         is_minute = cell.end_ms - cell.start_ms <= MINUTE_MS
         is_rare = len(self.hot) * _RARE <= len(self.loads)
         return cell in self.hot and (is_minute or is_rare)
 
     def is_unknown(self, cell: Cell) -> bool:
-        """True if nothing is known of a cell."""
+        """True if the load of a cell was not counted."""
         until_ms = self.known_until_ms
         return not self.loads[cell].total and until_ms is not None and cell.start_ms >= until_ms
 
     @property
     def scale(self) -> Scale:
-        """The scale of the cells that are not marked as a whole."""
+        """The colour scale of the cells that are not shown as hot as a whole."""
         loads = self.loads.items()
         return Scale(load.total for cell, load in loads if not self.is_all_hot(cell))
 
@@ -89,8 +89,8 @@ def load_map(grid: Grid, panels: Sequence[Panel]) -> Drawing:
     """Heat maps of queues below one another.
 
     Args:
-        grid: Their cells.
-        panels: The queues.
+        grid: The cells of each heat map.
+        panels: The heat maps, one for each queue.
     """
     cell_width = _WIDTHS.get(len(grid.columns), _WIDTH)
     inner = _LABEL + len(grid.columns) * cell_width + _TOTAL

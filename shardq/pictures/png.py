@@ -30,6 +30,6 @@ def figure(width_in: float, height_in: float, *, dpi: int, layout: str | None = 
 def written(drawn: Figure) -> bytes:
     """A figure as PNG."""
     buffer = BytesIO()
-    # Without the release of matplotlib in it, equal numbers are equal bytes.
+    # The release of matplotlib is left out, so that equal figures give equal bytes.
     drawn.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 LEVELS_MAX = 6
 _SKEWED = 10
-"""Where the most is so many times the median, equal steps would show one cell and nothing else."""
+"""If the largest count is over so many times the median, equal steps would show only that cell."""
 _TENFOLD = ((1,), (1, 3), (1, 2, 5))
-"""Steps within ten times as much, the coarsest first."""
+"""The bounds of levels within a power of ten, the fewest first."""
 
 
 class Scale:
-    """Levels of counts: 0 is none, and each level begins at a number that people like.
+    """Levels of counts above 0; each level begins at a round number.
 
     Args:
-        counts: What is to be shown.
+        counts: The counts to show.
 
     Attributes:
-        bounds: The least count of each level from 1 on; empty where there is nothing.
+        bounds: The least count of each level; empty if no count is above 0.
 
     >>> Scale([3, 40, 48]).bounds, Scale([2, 3, 2, 900]).bounds
     ((1, 20, 40, 60, 80), (1, 3, 10, 30, 100, 300))
@@ -37,7 +37,7 @@ class Scale:
         self._most = there[-1] if there else 0
         if there:
             usual = median(there)
-            # A load that is the same all the time is neither little nor much.
+            # The scale reaches twice the median, so that a steady load is neither little nor much.
             steady = max(self._most, ceil(2 * usual))
             is_skewed = self._most > _SKEWED * usual
             self.bounds = _by_factors(there) if is_skewed else _by_steps(steady)
@@ -53,16 +53,16 @@ class Scale:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """For a legend: the least count of each level that is there, or below one that is."""
+        """For a legend: the least count of each level up to that of the largest count."""
         return tuple(bound for bound in self.bounds if bound <= self._most)
 
 
 def short(count: int, room: int) -> str:
-    """A count in so many characters, as exactly as they allow.
+    """A count as text of `room` characters at most, as exact as possible.
 
     Args:
-        count: It, below 10^13.
-        room: Characters, from 3.
+        count: The count, below 10^13.
+        room: The most characters, at least 3.
 
     >>> short(1234, 5), short(1234, 4), short(12_345, 4), short(123_456, 3)
     ('1,234', '1234', '12k', '.1M')

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 62
 _AT_ONCE = 5
-"""At most this many steps without begun deliveries before time passes: settings are read before
-lanes, say."""
+"""The most steps in a row that begin no delivery before time passes. One step is too few: settings,
+for example, are read before lanes."""
 _AT_PACE = 500
-"""This many steps at its own pace while a due message waits for another; then the pace slows."""
+"""While a due message waits for another, the pause between steps doubles after so many steps."""
 _PACE_US_MAX = 3_600_000_000
 _STEP_US = 1_000
 
@@ -91,7 +91,7 @@ class Actor:
         return NEVER if next_ms is None else next_ms * 1_000
 
     def fire(self, at_us: int) -> None:
-        """Let time pass until then, epoch microseconds, and fire the schedules of its queue."""
+        """Let time pass until `at_us`, epoch microseconds, and fire the schedules of its queue."""
         self._clock.advance_to(at_us)
         self._fire()
 
@@ -109,6 +109,6 @@ class Actor:
 
     def rest(self) -> None:
         """Prepare for a pause of any length, in which anything may happen."""
-        # Leases that the store does not take back expire.
+        # Errors of the store are ignored, because leases that are not released expire.
         with suppress(StoreUnavailable, StoreTimeout):
             self._engine.rest.begin(NEVER // 1_000)

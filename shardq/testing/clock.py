@@ -88,11 +88,11 @@ class ManualClock:
         return other
 
     def advance(self, seconds: float) -> None:
-        """Move now and boot, of all clocks of this world, and wake the threads that wait for it."""
+        """Let time pass on all clocks of this world, and wake the threads that wait for it."""
         self._hands.advance(round(seconds * 1e6))
 
     def set(self, seconds: float) -> None:
-        """Set the clock of the machine forward, or back by less than 0, as people and NTP do.
+        """Set the clock of the machine forward, or back if below 0, as people and NTP do.
 
         Time since boot continues. All clocks of this world show the new time at once; those on a
         local store (`Stage(local=True)`) count it as a step.
@@ -145,7 +145,7 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         """Sleep: by moving the hands, or until another thread has moved them this far."""
-        # Before the caller is listed as asleep: from then on others may move the hands.
+        # Read before `slept` lists the caller: from then on other threads may move the hands.
         until_us = self._hands.us + round(seconds * 1e6)
         self.slept.append(seconds)
         if not self._hands.threaded:
@@ -207,7 +207,7 @@ class SandboxClock(ManualClock):
         self._on_pass = on_pass
 
     def begin(self, start_us: int) -> None:
-        """Show this time, epoch microseconds, as if none had passed."""
+        """Show the time `start_us`, epoch microseconds, as if no time had passed."""
         hands = self._hands
         hands.start_us = hands.us = start_us
         hands.set_us = 0
@@ -240,7 +240,7 @@ class SandboxClock(ManualClock):
         self.advance_to(until_us)
 
     def advance_to(self, at_us: int) -> None:
-        """Let time pass until then, epoch microseconds, unless it is later already."""
+        """Let time pass until `at_us`, epoch microseconds, unless it is later already."""
         self._move(max(at_us - self.true_us(), 0))
 
     def set(self, seconds: float) -> None:

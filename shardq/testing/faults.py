@@ -42,9 +42,9 @@ class Faults:
         Args:
             verb: The verb, `move` or `note members` say.
             nth: The first call to fail, counted from now; 1 is the next.
-            times: How many fail, one after another.
+            times: How many calls fail, one after another.
             applied: True if the call takes effect before it fails.
-            error: The error that they raise; None: `StoreTimeout` if applied, else
+            error: The error that the calls raise; None: `StoreTimeout` if applied, else
                 `StoreUnavailable`.
         """
         if error is None:
@@ -99,7 +99,7 @@ def faulty(store: Store, faults: Faults) -> Store:
 
 
 class _Plan:
-    """An act at some calls of a verb."""
+    """A function to run at some calls of a verb."""
 
     def __init__(self, first: int, stop: int, before: bool, act: Callable[[], object]) -> None:
         self.first = first

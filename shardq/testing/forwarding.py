@@ -53,6 +53,6 @@ class Forwarding:
             call = f"{name} {args[0].name}" if is_of_table else name
             return self._gate(call, partial(found, *args, **named))
 
-        # So that the next access finds it.
+        # Kept, so that the next access finds the function at once.
         setattr(self, name, run)
         return run

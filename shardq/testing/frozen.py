@@ -22,15 +22,15 @@ class Tool(Protocol):
     """A tool that controls the time of this process."""
 
     def now_us(self) -> int:
-        """Its time, epoch microseconds."""
+        """The tool's time, epoch microseconds."""
 
     def move(self, by_us: int) -> None:
-        """Move its time forward by some microseconds."""
+        """Move the tool's time forward by some microseconds."""
 
 
 def active() -> Tool | None:
     """The tool that controls this process's time now; None if there is none."""
-    # Called at each look at a sandbox's clock.
+    # Imports nothing, because each look at a sandbox's clock calls this.
     modules = sys.modules
     if (found := modules.get("freezegun.api")) is not None and found.freeze_factories:
         return _Freezegun(found)
@@ -47,7 +47,7 @@ class _Freezegun:
         self._is_ticking = isinstance(self._factory, module.TickingDateTimeFactory)
 
     def now_us(self) -> int:
-        # A call would move the time of a tool that ticks by itself.
+        # A call would move the time of a factory with `auto_tick_seconds`.
         told = self._factory() if self._is_ticking else self._factory.time_to_freeze
         return int((told.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND)
 

@@ -73,7 +73,7 @@ class Ran:
     Attributes:
         put: The job or message.
         at: The time of its end. UTC.
-        attempt: Its number, from 1.
+        attempt: The number of the attempt, from 1.
         state: `done`, `retrying`, `failed` (it is dead now), `snoozed` or `expired`.
         error: The error that it raised; None if it returned.
     """
@@ -95,7 +95,7 @@ def put_of(row: Row, at_ms: int, definition: TaskDefinition | None, task: str) -
     Args:
         row: The row.
         at_ms: The time of the put, epoch milliseconds.
-        definition: Its task; None if it is not known here.
+        definition: The row's task; None if no app here has it.
         task: The name of the task.
     """
     key = key_of(row)
@@ -140,7 +140,7 @@ def wanted_of(
     """The arguments of a test's call of `puts` by name: some of those of a task's function.
 
     Raises:
-        UsageError: If the function has no such parameter, or too few.
+        UsageError: If the function has no such parameter, or fewer parameters.
     """
     if definition.batch is not None:
         if len(args) > 1 or kwargs:

@@ -40,7 +40,7 @@ FAILED: dict[Raises, tuple[Fate, ...]] = {
     "failure": (Fate.BURY, Fate.RETRY),
     "nothing": (),
 }
-"""The errors that a test may ask to have raised, and the fates of their deliveries."""
+"""The value of `raises` -> the fates of deliveries whose errors are raised in the test."""
 HOW_TO_ADD = "add it, Sandbox(app, ..), or by shardq_apps = MODULE:app in pytest.ini"
 _SHOWN_MAX = 20
 """How many puts or runs a failed assertion shows."""
@@ -103,7 +103,7 @@ class Journal:
         if is_dead_queue(queue):
             return
         entry = _Entry(_Message(store, queue, row.message_id), row, at_ms)
-        # A dead message is put back under its id.
+        # A dead message that is put back has a new first row, but is no new put.
         is_back = entry.message in self._dead
         self._dead.discard(entry.message)
         is_new = row.first is None and not (is_move or is_back)
@@ -192,7 +192,7 @@ class Journal:
 
 
 def is_failure(asked: Raises, outcome: Outcome, error: BaseException | None) -> bool:
-    """True if a delivery's outcome is to be raised in a test that asks for such."""
+    """True if the error of a delivery with this outcome is to be raised in the test."""
     is_asked_for = isinstance(error, HandlerDecision) and outcome.fate is not Fate.BURY
     return outcome.fate in FAILED[asked] and not is_asked_for
 

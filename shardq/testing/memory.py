@@ -32,7 +32,7 @@ class OnRows(Protocol):
     """Called with rows that have been written."""
 
     def __call__(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> object:
-        """Note rows that were written to a store, in the place of others or not."""
+        """Note rows that were written to a store; True for `is_move` if they replace others."""
 
 
 class MemoryStore(SqliteStore):
@@ -108,8 +108,8 @@ class MemoryStore(SqliteStore):
         super()._follow(connection, done)
         for change in done:
             if change.insert:
-                # It replaces the deleted row: the message was moved, changed by its key, or has
-                # died.
+                # An inserted row replaces the deleted one: the message was moved, changed by its
+                # key, or has died.
                 self._on_rows(self, change.insert, is_move=bool(change.delete))
 
 
@@ -127,14 +127,14 @@ class MemoryConnection(Connection):
     on_put: Callable[[], None]
 
     def has(self, consumer: Consumer) -> bool:
-        """True if a consumer belongs to one of its queues."""
+        """True if a consumer belongs to one of the connection's queues."""
         register = consumer._engine.home.register
         return any(queue._home.register is register for queue in self._queues.values())
 
     def end_receiving(self) -> None:
-        """Release messages left by callers of `receive` for the next call: here no thread does."""
+        """Release messages read for the next call of `receive`: no thread does so here."""
         for queue in list(self._queues.values()):
-            # It is closed in places where no thread may run.
+            # The receiver's close does it, because that is where no thread may run.
             queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:

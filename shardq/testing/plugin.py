@@ -1,7 +1,7 @@
 """The pytest plugin `shardq`: a sandbox for a test, and apps that take part in each sandbox.
 
-pytest imports it in every run if shardq is installed: so it imports nothing before a test asks for
-a sandbox.
+pytest imports this module in every run if shardq is installed. So the module imports nothing else
+until a test asks for a sandbox.
 """
 
 from __future__ import annotations

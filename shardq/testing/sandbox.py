@@ -60,22 +60,22 @@ _STEPS_MAX = 1_000
 _FIRED_MAX = 10_000
 """Most firings of schedules while one job takes time."""
 _MOMENTS_MAX = 10_000
-"""Most moments at which a drain lets jobs put others."""
+"""Most moments at which a drain lets jobs put other jobs."""
 _IN_MEMORY = "sqlite://"
 
 
 class Sandbox:
     """An application on a clock of its own, in one thread, with a store in memory.
 
-    It begins at its first use, by a test or by an app that takes part: at the time to which a
-    decorator has frozen it, and with the schedules that code declares. Until it is closed, other
-    apps cannot use their stores, except for those in memory.
+    A sandbox begins at its first use, by a test or by an app that takes part. It then has the time
+    to which a decorator has frozen the clock, and the schedules that code declares. Until it is
+    closed, other apps cannot use their stores, except for those in memory.
 
     Args:
         actors: Apps and consumers, as `add` takes them.
         start: The time at which it begins, to which an active freezegun or time-machine is moved;
             None: the time of that tool, else of this machine.
-        inline: True to run jobs that are due now before their put returns, except puts of jobs.
+        inline: True to run jobs that are due now before their put returns, unless a job puts them.
         raises: The errors of jobs that are raised in the test, by the call that has run the job:
             for a `death`, when a job has no attempt left or is not retried; for each `failure`; or
             for `nothing`. A job follows its policy in any case.
@@ -123,7 +123,7 @@ class Sandbox:
         try:
             self._add(actors)
         except BaseException:
-            # The caller has no object to close: apps would stay here for good.
+            # The caller gets no object to close, so apps would stay here for good.
             self.close()
             raise
 
@@ -174,16 +174,16 @@ class Sandbox:
                 raise BadSetting(f"a sandbox takes apps and consumers, not {shown(one)}.")
 
     def connect(self) -> Connection:
-        """A connection to its store, like that of `shardq.connect`."""
+        """A connection to the sandbox's store, like that of `shardq.connect`."""
         return self._connect(self._home.memory)
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
-        """A queue of its store, made if it does not exist, like that of `Connection.queue`."""
+        """A queue of the sandbox's store, made if it does not exist; see `Connection.queue`."""
         return self._home.queue(name, **settings)
 
     @property
     def clock(self) -> SandboxClock:
-        """Its clock."""
+        """The sandbox's clock."""
         self._begin()
         return self._clock
 
@@ -195,11 +195,11 @@ class Sandbox:
 
     @property
     def now(self) -> datetime:
-        """The time of its clock, UTC."""
+        """The time of the sandbox's clock, UTC."""
         return moment_of(self.clock.now_ms())
 
     def close(self) -> None:
-        """End it: its apps use their former stores. Idempotent."""
+        """End the sandbox: its apps use their former stores again. Idempotent."""
         self._faults.heal()
         self._patched.close()
         actors, self._consumers = self._consumers, []
@@ -229,7 +229,7 @@ class Sandbox:
             How many runs have ended.
 
         Raises:
-            BadTime: If it cannot be read, or is before now.
+            BadTime: If the time cannot be read, or is before now.
             UsageError: If both are given, or none; or a job travels.
             Exception: An error of a job, by `raises`. Time stops at its end.
         """
@@ -253,7 +253,7 @@ class Sandbox:
             Exception: As `travel`.
         """
         now_us = self.clock.true_us()
-        # A put message is due at a whole millisecond, once that is reached.
+        # A message put now is due at the next whole millisecond.
         return self._run(-(-now_us // 1_000) * 1_000)
 
     def drain(self) -> int:
@@ -352,7 +352,7 @@ class Sandbox:
     # Running --------------------------------------------------------------------------------------
 
     def _run(self, until_us: int | None) -> int:
-        """Run everything due until then, and move the time there; None: until nothing waits."""
+        """Run all that is due up to `until_us`, and move time there; None: until nothing waits."""
         before, bounds = self._journal.run_count, _Bounds()
         with self._running():
             while (actor := self._next()) is not None:
@@ -384,7 +384,7 @@ class Sandbox:
     def _is_owed(self, until_us: int) -> bool:
         """True if more is to run although a job has taken longer than the journey.
 
-        Firings of schedules after its end are left to the next journey.
+        Firings of schedules after the journey's end are left to the next journey.
         """
         now_us = self._clock.true_us()
         queues = {place.queue for place in self._by_queue}
@@ -463,13 +463,13 @@ class Sandbox:
     # Beginning ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin now, unless it has begun.
+        """Begin now, unless the sandbox has begun.
 
-        A fixture is made before the decorator of its test freezes time.
+        It does not begin when it is made, because a decorator may freeze time after a fixture.
         """
         if self._is_begun:
             return
-        # The following uses the sandbox.
+        # Set first, because the calls below use the sandbox.
         self._is_begun = True
         try:
             start_us = _begun_us(self._start_us)
@@ -558,7 +558,7 @@ class Sandbox:
         now_ms = self._clock.now_ms()
         self._journal.note_end(store, one.row, now_ms, one.attempt, outcome, error)
         if is_failure(self.raises, outcome, error):
-            # Without a note, which `pytest.raises(match=..)` would see; the log names the job.
+            # Without a note: `pytest.raises(match=..)` would see it. The log names the job.
             self._errors.append(AssertionError(outcome.reason) if error is None else error)
 
     def _definition(self, name: str) -> TaskDefinition | None:

@@ -129,8 +129,8 @@ class Stage:
         """Connect as a process of its own.
 
         Args:
-            shift: How many seconds its wall clock is ahead.
-            corrected: True if it measures this error and corrects it.
+            shift: How many seconds the process's wall clock is ahead.
+            corrected: True if the process measures this error and corrects it.
             faults: Faults of its own calls only; they precede those of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
@@ -158,7 +158,7 @@ class Stage:
             stride: The least seconds between two steps of one consumer.
 
         Returns:
-            True if `until` came true.
+            True if `until` returned True.
         """
         clock = self.clock
         end_us = clock.boot_us() + round(seconds * 1e6)
@@ -185,7 +185,7 @@ class Stage:
             stride: The least seconds between two steps of one consumer.
 
         Raises:
-            AssertionError: If it is not empty when that time has passed.
+            AssertionError: If the queue is not empty when that time has passed.
         """
         seconds = duration_ms(within, name="within") / 1e3
         done = self.drive(

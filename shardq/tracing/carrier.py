@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _STATE_CHARS_MAX = 512
-"""The least length that each vendor must pass on."""
+"""The length of `tracestate` that each system has to pass on at least."""
 _PARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII
 )
 
 
 def carried(trace: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a message that is put within a trace; a trace of their own is kept.
+    """The headers of a message that is put within a trace. Headers that name a trace keep it.
 
     >>> carried({"traceparent": "00-a"}, {"lang": "de"})
     {'traceparent': '00-a', 'lang': 'de'}

@@ -39,7 +39,7 @@ class Traces:
     `traceparent` and `tracestate`. A run is a trace of its own, with a link to that span.
 
     Args:
-        parent: True continues the trace of the put instead: its run is a child of the put's span.
+        parent: True to make the run a child of the put's span, within the trace of the put.
         tracer_provider: Makes the spans; None: OpenTelemetry's own setting.
 
     Raises:
@@ -104,9 +104,9 @@ class Traces:
     # Runs -----------------------------------------------------------------------------------------
 
     def run(self, *messages: Message) -> AbstractContextManager[object]:
-        """A span around work on a message; for several messages, one with a link to each put.
+        """A span around work on a message; for several messages, one span with a link to each put.
 
-        Consumers and workers do this by themselves. It is for callers of `receive`:
+        Consumers and workers make this span by themselves. Callers of `receive` make it so:
 
         ```python
         for message in mail.receive():
@@ -119,7 +119,7 @@ class Traces:
             messages: The received messages.
 
         Raises:
-            UsageError: If there is none.
+            UsageError: If there is no message.
         """
         if not messages:
             raise UsageError("run takes the messages that are worked on; there are none.")
@@ -190,7 +190,7 @@ class Traces:
             try:
                 yield span
             except BaseException as error:
-                # An exception may be no failure, as a snooze.
+                # Some exceptions are no failures, for example a snooze.
                 if getattr(error, "_is_failure", True):
                     kind_of_error = type(error)
                     named = f"{kind_of_error.__module__}.{kind_of_error.__qualname__}"
