@@ -80,7 +80,7 @@ class Clock(Protocol):
         """Wait on a held condition until it is notified, or for `seconds`; None: without an end."""
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds."""
+        """Sleep for `seconds`."""
 
     def measure(self, reference: Reference) -> None:
         """Measure the error against the reference, if the last measurement is a minute old.
@@ -229,7 +229,7 @@ class SystemClock:
         condition.wait(seconds)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds."""
+        """Sleep for `seconds`."""
         time.sleep(seconds)
 
     def measure(self, reference: Reference) -> None:
@@ -334,7 +334,7 @@ class SystemClock:
 
 
 async def pause(seconds: float) -> None:
-    """Let a coroutine sleep for so many seconds."""
+    """Let a coroutine sleep for `seconds`."""
     # Imported here, because its import takes longer than shardq's, and most programs need none.
     import asyncio
 

@@ -148,7 +148,7 @@ class BadSetting(UsageError):
 
 
 class HistoryOff(UsageError):
-    """A question to the history of a queue that keeps none."""
+    """A call needs the history of a queue that keeps no history."""
 
 
 class BadApp(UsageError):
@@ -160,7 +160,7 @@ class BadBody(UsageError):
 
 
 class BadArguments(UsageError):
-    """Arguments that a function does not take or JSON cannot hold, or a function with such parameters."""
+    """Arguments that a function does not take, or values or parameters that JSON cannot hold."""
 
 
 class BadResult(UsageError):

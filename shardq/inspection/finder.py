@@ -307,7 +307,7 @@ class Finder:
         if wanted.entry is None or not settings.history_ms:
             return None
         if ids.birth_us(wanted.entry) < settings.former_until_us:
-            # It may belong to a dropped queue of this name.
+            # The message may belong to a dropped queue of this name.
             return None
         look.searched.append("the history")
         marks = self._store.recorded([Entry(self._register.name, wanted.entry)])

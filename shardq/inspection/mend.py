@@ -257,7 +257,7 @@ class Upkeep:
         self._register = register
         self._member = member
         self._chores = home.chores
-        # This process stores its counts in time, as others do.
+        # Without `store_own`, because this process stores its counts every 2 s anyway.
         self._mender = Mender(store, clock, register)
         self._counter = DepthCounter(store, clock, register)
         self._mending: Mending | None = None

@@ -163,7 +163,7 @@ def _moment(state: State, moment: datetime | None) -> str:
 
 
 def _first(state: State) -> str:
-    """How many messages go before it, as text."""
+    """How many messages are delivered before this one, as text."""
     if state.ahead is None:
         return ""
     if not state.ahead:

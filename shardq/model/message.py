@@ -203,7 +203,7 @@ class Row(NamedTuple):
 
     @property
     def has_place(self) -> bool:
-        """True if the receipts last and the row has moved since: `places` records where it is."""
+        """True if the receipts last and the row has moved since: table `places` has its place."""
         return self.received is not None and self.received.endswith(_NOTED_PLACE)
 
     @property

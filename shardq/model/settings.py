@@ -301,7 +301,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     lanes = chosen.pop("lanes_written", AUTO_LANES_MIN)
     made = replace(
         Settings(),
-        # A user who chooses bands will use them. Polled at once, no band's first message waits.
+        # A user who chooses bands will use them: all are polled at once, so no first message waits.
         bands_used=BANDS_MAX if "bands" in chosen else 1,
         groups_used=False,
         **{"bands": _BANDS, **chosen},

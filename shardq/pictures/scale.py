@@ -1,4 +1,4 @@
-"""Counts as a few levels, so that a heat map needs few colours and its legend says what each is."""
+"""Counts as a few levels, so that a heat map needs few colours and a short legend."""
 
 from __future__ import annotations
 

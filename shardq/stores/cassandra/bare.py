@@ -99,7 +99,7 @@ class Bare:
         return self._drained
 
     def drop(self) -> None:
-        """Drop the keyspace with all that was measured in it."""
+        """Drop the keyspace with the benchmark's tables."""
         self._session.execute(f"DROP KEYSPACE {self._keyspace}", timeout=60)
 
     def close(self) -> None:

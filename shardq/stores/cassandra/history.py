@@ -139,7 +139,7 @@ class Logs:
 
 
 def _write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
-    """The statement that writes a mark, an end say, into the history's partition with this key."""
+    """The statement that writes a mark into the ledger's partition with this key."""
     (_, row_id), due_ms, name, fate, ended_ms, attempt, member, task, tries = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint

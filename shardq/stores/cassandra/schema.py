@@ -69,7 +69,7 @@ _KEYSPACE = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_na
 
 
 class Migration(NamedTuple):
-    """The statements that make a format.
+    """The statements that bring a keyspace to a format.
 
     Attributes:
         number: The format that the statements make; `BASE` for the tables.
