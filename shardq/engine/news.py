@@ -1,4 +1,4 @@
-"""Decides when an engine steps next: at its set time, or at once on news.
+"""Decides when an engine steps next: at its set time, or earlier if there is news.
 
 ```
  a put here or elsewhere, an outcome that cannot wait ─► news ─► wait ends ─► step
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FREE_US = 10_000
-"""A slot counts as free after this wait. A busy slot waits less between two messages."""
+"""A slot counts as free after it has waited this long; a busy slot waits less between messages."""
 NEWS_S = 0.013
-"""Pause between two checks for writes of other processes, on a store that detects them."""
+"""Pause between two checks for writes of other processes, in a store that detects such writes."""
 SPACING_US = 2_000
-"""`wait` starts no step sooner than this after the start of the last one."""
+"""`wait` begins no step sooner than this after the begin of the last step."""
 IDLE_US = 110_000
-"""Pause between two polls at rest, on a store that does not detect writes of other processes.
-On Cassandra 100 ms cost 2.1 % of a core, and a put still reaches its handler in 55 ms."""
+"""Pause between two polls at rest, if the store does not detect writes of other processes. On
+Cassandra a pause of 100 ms takes 2.1 % of a core, and a put still reaches its handler in 55 ms."""
 QUIET_IDLE_US = 250_000
 QUIET_US = 60_000_000
-"""The pause is `QUIET_IDLE_US` once nothing was seen for `QUIET_US`."""
+"""The pause is `QUIET_IDLE_US` once no row was seen for `QUIET_US`."""
 _STORE_US = 10_000
-"""The first outcome since a flush waits this long for more, to be stored together with them."""
+"""How long the first outcome since a flush waits for more outcomes, to be stored with them."""
 
 
 class Awaited(NamedTuple):
-    """The places of an engine's news while its queue is at rest.
+    """The places in the store where an engine's news appears while its queue is at rest.
 
     Attributes:
-        rows: Rows that it would read.
-        queue: The name of its queue's record.
-        members: The name under which the heartbeats of its queue are stored.
+        rows: The rows that the engine would read.
+        queue: The name of the queue's record.
+        members: The name under which the heartbeats of the queue are stored.
     """
 
     rows: Slice
@@ -62,8 +62,8 @@ class Near(NamedTuple):
 
     Attributes:
         first_ms: The earliest due, epoch milliseconds.
-        last_ms: The latest.
-        own_ms: The earliest due of those that this process has put; `NEVER` without any.
+        last_ms: The latest due.
+        own_ms: The earliest due of the rows that this process has put; `NEVER` without such rows.
     """
 
     first_ms: int
@@ -78,14 +78,15 @@ class News:
 
     Args:
         membership: The other members, to which a free slot is reported.
-        on_wake: Called with the seconds until the next step is needed; None: `wait` is called.
+        on_wake: Called with the seconds until the next step is needed; None if `wait` is used.
 
     Attributes:
-        is_leaving: True if the member is leaving: it reports no free slots.
+        is_leaving: True if the member is leaving, and so reports no free slots.
         is_watched: True if a write of another process is noticed without a poll.
-        is_looked_at: True if reads for many queues look for the news awaited here.
-        is_regular: True if no news has brought this step about, and nobody awaits what it reads.
-        seen_us: When a row was last put or read here, time since boot.
+        is_looked_at: True if reads for many queues look for this engine's news.
+        is_regular: True if no news has caused this step, and nobody waits for the rows that it
+            reads.
+        seen_us: When this process last put or read a row of the queue, time since boot.
         stepped_us: When the last step began, time since boot.
     """
 
@@ -127,7 +128,7 @@ class News:
             self.wake()
 
     def note_put(self, due_ms: int) -> bool:
-        """Let the next step look for a row that this process has put; True if it is due soon."""
+        """Let the next step look for a row put by this process; True if the row is due soon."""
         is_soon = due_ms <= self._clock.now_ms() + SOON_MS
         if is_soon:
             self._note(due_ms, due_ms, due_ms)
@@ -135,7 +136,7 @@ class News:
         return is_soon
 
     def on_change(self) -> None:
-        """Called after another process wrote into the store: rows of any due."""
+        """Called after another process wrote to the store: rows of any due may be new."""
         self._note(0, NEVER)
 
     def _note(self, first_ms: int, last_ms: int, own_ms: int = NEVER) -> None:
@@ -148,7 +149,7 @@ class News:
             )
 
     def on_first(self) -> None:
-        """Called at the first outcome since a flush. It is stored soon: a crash would lose it."""
+        """Called at the first outcome since a flush: a step soon stores it, as a crash loses it."""
         with self._lock:
             self._first_us = self._clock.boot_us()
             self._changed.notify()
@@ -156,7 +157,7 @@ class News:
             self._on_wake(_STORE_US / 1e6)
 
     def on_free(self) -> None:
-        """Called when a slot begins to wait: other members, if any, are to learn of it soon."""
+        """Called when a slot begins to wait: let a step report it soon, if there are members."""
         membership = self._membership
         if membership.beats and not membership.last.free and not self._freed_us:
             with self._lock:
@@ -169,7 +170,7 @@ class News:
 
     @property
     def is_there(self) -> bool:
-        """True if the next step is to begin at once."""
+        """True if the next step must begin at once."""
         return self._is_rung or self.is_near
 
     @property
@@ -179,7 +180,7 @@ class News:
 
     @contextmanager
     def looking(self) -> Iterator[Near | None]:
-        """The rows that a step looks for; if it fails, the next step looks for any."""
+        """The rows that a step looks for; if the step fails, the next one looks for any rows."""
         with self._lock:
             near, self._near = self._near, None
         try:
@@ -189,12 +190,13 @@ class News:
             raise
 
     def begin_step(self) -> int:
-        """Begin a step. Returns 0, or microseconds to a full step if this one only flushes."""
+        """Begin a step; returns 0, or for a step that only flushes the us until a full step."""
         now_us = self.stepped_us = self._clock.boot_us()
         if now_us < self._rested_us:
             return self._rested_us - now_us
         if now_us - self._freed_us >= FREE_US:
-            # The slot counts as free: this step reports it. Otherwise a later step does.
+            # The slot counts as free, so this step reports it. Until then `_freed_us` stays set,
+            # for a later step.
             self._freed_us = 0
         return 0
 
@@ -219,10 +221,10 @@ class News:
 
         Args:
             is_watched: True if `on_change` is called after another process wrote.
-            is_looked_at: True if reads for many queues look for the news awaited here.
-            is_regular: True if nobody awaits what the step reads.
+            is_looked_at: True if reads for many queues look for this engine's news.
+            is_regular: True if nobody waits for the rows that the step reads.
             due_us: When a full step is needed, time since boot; until then only outcomes need a
-                step. 0: now.
+                step. 0 if a full step is needed now.
         """
         self.is_watched, self.is_looked_at = is_watched, is_looked_at
         self.is_regular = is_regular and not self._is_rung
@@ -249,9 +251,10 @@ class News:
         self._take(deadline_us)
 
     def back_off(self, error: Exception) -> float:
-        """Return the seconds to wait after a failed step: they double, to spare a failing store.
+        """Return the seconds to wait after a failed step; they double each time.
 
-        At most a quarter of the visibility: a step must postpone our claims in their last half.
+        They are a quarter of the visibility at most: a step must postpone claims in their last
+        half.
         """
         if self._back_off.fails in (0, 6):
             why = str(error).removesuffix(".")
@@ -262,7 +265,7 @@ class News:
     def _take(self, due_us: int) -> None:
         with self._lock:
             is_for_first = self._first_us and due_us and not self.is_there
-            # An outcome needs only a flush: the full step comes as if there were no outcome.
+            # An outcome needs only a flush: the full step begins when it would without the outcome.
             self._rested_us = self._until_us(due_us) if is_for_first else 0
             self._is_rung = False
             self._first_us = 0

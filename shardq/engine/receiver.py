@@ -46,22 +46,24 @@ if TYPE_CHECKING:
 
 _PREFETCH = 1_000
 _LINGER_US = 5_000_000
-"""Leases are kept this long for the next caller; one that lapses is taken over with care."""
+"""How long leases are kept for the next caller; a lease that lapses is taken over with care."""
 _CATCH_UP_US = 1_000_000
-"""How long a call steps on while lanes are left unread, and fewer rows are ready than it wants."""
+"""How long a call continues to step while lanes are left unread and too few rows are ready for
+it."""
 _KEEP_S = 0.5
 _JOIN_S = 1.0
-"""How long to wait for the end of a firing."""
+"""How long to wait for the thread that fires schedules to end."""
 _NEAR_S = 0.005
 _NEXT_S, _NEXT_US = 0.001, 2_000
-"""A message that is put without a delay is due in the next millisecond, to which a call without a
-wait waits too."""
+"""A message that is put without a delay is due in the next millisecond; a call without a wait still
+waits for that."""
 _REST_S = 10.0
-"""The next turn of a queue at rest, at the latest."""
+"""How long until the next turn of a queue at rest, at most."""
 _SHARE_S = 0.05
 """How often the stepper steps while rows wait that other members may take."""
 _GONE_S = 0.05
-"""How soon, after an error of the store, messages of callers that have gone are put back again."""
+"""How soon after an error of the store the next try puts back messages of callers that have
+gone."""
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +72,16 @@ class QueueFirer(Protocol):
     """Fires the queue's schedules while there are callers."""
 
     def follow(self) -> None:
-        """Fire in a thread of its own until `stop`."""
+        """Fire in a thread until `stop`."""
 
     def step(self) -> float:
         """Fire the schedules that are due; returns seconds until the next step is needed."""
 
     def stop(self) -> None:
-        """Ask for the end of its thread."""
+        """Ask the firing thread to end."""
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of its thread, for some seconds at most."""
+        """Wait for the firing thread to end, for some seconds at most."""
 
 
 class Receiver:
@@ -87,9 +89,10 @@ class Receiver:
 
     Args:
         stepper: Steps the engine while callers wait, and keeps and releases the leases between
-            calls; None: each caller steps, and `close` must be called.
+            calls; None if each caller steps, and `close` must be called.
         make_firer: Makes the object that fires the queue's schedules, once the queue has some.
-            Given a function that returns the queue's members, or None while there is no engine.
+            Called with a function that returns the queue's members, or None while there is no
+            engine.
         put_back: Puts a claimed message back at once, without the use of an attempt.
     """
 
@@ -116,8 +119,9 @@ class Receiver:
         self._fired_s = _KEEP_S
         """Seconds from a step of the firer to its next one."""
         self._line: dict[ReceiveCall, None] = {}
-        """The waiting callers, in order. Two threads may take a caller out: the one that claims for
-        it, and its own as it leaves. `pop` decides which was first."""
+        """The waiting callers, in order. Two threads may take a caller out of the line: the thread
+        that claims for it, and its own thread when it leaves. `pop` decides which thread was
+        first."""
         self._claiming = False
         self._unwanted: list[Message] = []
         """Messages that were claimed for callers that have gone."""
@@ -127,7 +131,7 @@ class Receiver:
 
     @property
     def has_stepper(self) -> bool:
-        """True if callers need not step."""
+        """True if a stepper steps the engine, so that callers need not."""
         return self._stepper is not None
 
     def receive(
@@ -143,7 +147,7 @@ class Receiver:
 
         Args:
             count: The most messages.
-            visibility_ms: How long they are the caller's.
+            visibility_ms: How long the messages are the caller's.
             wait_ms: How long to wait.
             per_group: The most messages of one group.
             is_lasting: True if the receipts of the messages are to last.
@@ -172,14 +176,16 @@ class Receiver:
                         if not caller.is_over:
                             delay = self._serve()
                 elif (near_s := self._due_s()) < _NEAR_S:
-                    # Before the stepper's thread would wake: after a put that is due now, say.
+                    # The row comes due before the stepper's thread would wake, as after a put that
+                    # is due now.
                     caller.wait(clock, min(near_s, left_us / 1e6))
                     with self._lock:
                         if not caller.is_over:
                             self._serve(is_due=True)
                 else:
                     caller.wait(clock, left_us / 1e6)
-            # A claim for it may be under way, which answers it even if nothing was claimed.
+            # A claim for the caller may be under way: it answers the caller even if it claims no
+            # row.
             caller.is_brief = True
             if not caller.is_over and not self.leave(caller):
                 caller.wait(clock, None)
@@ -189,39 +195,40 @@ class Receiver:
         return caller.answer()
 
     def ask(self, caller: ReceiveCall, *, is_patient: bool = False) -> None:
-        """Put a caller in line; its `on_over` gives it the answer, unless it leaves before.
+        """Put a caller in line; its `on_over` is called with the answer, unless it leaves before.
 
         Args:
             caller: The caller.
-            is_patient: True if it waits for longer than reads for all queues at rest are apart.
+            is_patient: True if the caller waits for longer than the pause between two reads for all
+                queues at rest.
 
         Raises:
             ShardqError: If no thread can be started.
         """
-        # A list, for another thread may take callers out meanwhile.
+        # Copy the line, as another thread may take callers out meanwhile.
         first = list(self._line)[:1]
-        # If a look found nothing for a caller that still waits, the next turn is set already.
-        # Reads for all queues at rest, or else that turn, look for this caller too.
+        # If a look found no rows for a caller that still waits, the next turn is set already. Reads
+        # for all queues at rest, or else the next turn, look for this caller too.
         is_at_rest = caller.is_looked = is_patient and any(one.is_looked for one in first)
         self._line[caller] = None
         self._called_us = self._clock.boot_us()
         self._add_to_stepper(_REST_S if is_at_rest else 0.0)
 
     def leave(self, caller: ReceiveCall) -> bool:
-        """Take a caller out of line; False if it was answered, or is about to be."""
+        """Take a caller out of line; False if the caller has its answer, or is about to get it."""
         return self._line.pop(caller, caller) is None
 
     def abandon(self, caller: ReceiveCall) -> None:
-        """Take out a caller that has gone; messages that it was given, or soon is, are put back."""
+        """Take a caller out that has gone, and put back the messages that it got or still gets."""
         if not self.leave(caller):
             self._unwanted += caller.abandon()
             if self._unwanted:
                 with suppress(ShardqError):
-                    # On an error they are due again when their visibility ends.
+                    # If this fails, the messages are due again when their visibility ends.
                     self._add_to_stepper(0.0)
 
     def on_put(self, due_ms: int) -> None:
-        """Note that this process has put a message that is due then."""
+        """Called after this process has put a message with this due."""
         engine = self._engine
         if engine is None:
             return
@@ -236,10 +243,10 @@ class Receiver:
 
         Args:
             position: Where the row is.
-            is_gone: True if it was deleted.
+            is_gone: True if the row was deleted.
 
         Returns:
-            True if its lane is owned here; False if its owner needs a note.
+            True if this receiver owns the row's lane; False if the lane's owner needs a note.
         """
         engine = self._engine
         if engine is None or not engine.groups.look_at(position, is_gone=is_gone):
@@ -247,7 +254,8 @@ class Receiver:
         if self._line or self._stepper is None:
             engine.news.wake()
         else:
-            # The process that has settled it is likely to receive at once, and looks then.
+            # The process that has settled the row is likely to receive at once, which steps the
+            # engine.
             self._stepper.within(self, _SHARE_S)
         return True
 
@@ -255,7 +263,7 @@ class Receiver:
         """Store the counts since the last turn.
 
         Raises:
-            StoreUnavailable, StoreTimeout: They are stored with the next counts.
+            StoreUnavailable, StoreTimeout: These counts are stored with the next ones.
         """
         engine = self._engine
         if engine is not None:
@@ -268,7 +276,7 @@ class Receiver:
             self._close()
 
     def drop(self) -> None:
-        """End at once, as the next step would: the queue was dropped here."""
+        """End at once, as the next step would, because this process has dropped the queue."""
         locks.refuse_within()
         with self._lock:
             self._end(UnknownQueue(f"queue {self._register.name!r} has been dropped."))
@@ -286,7 +294,7 @@ class Receiver:
                 if engine is None:
                     return None
                 if self._clock.boot_us() - self._called_us > _LINGER_US:
-                    # A caller that arrives meanwhile makes another engine.
+                    # A caller that arrives from now on makes another engine.
                     self._release()
                     return None
                 self._step(engine)
@@ -304,28 +312,29 @@ class Receiver:
                 raise
 
     def on_change(self) -> bool:
-        """Note that another process has written into the store; True if callers wait."""
+        """Note that another process has written to the store; True if callers wait."""
         engine = self._engine
         if engine is not None:
             engine.news.on_change()
         return bool(self._line)
 
     def awaited(self) -> Awaited | None:
-        """The place of the news that callers wait for, while the queue is at rest; else None."""
+        """The place of the rows that callers wait for, if the queue is at rest; else None."""
         engine = self._engine
         return engine.awaited() if engine is not None and self._line else None
 
     def take_in(self, noted: Together) -> bool:
-        """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
+        """Take in the queue's record and heartbeats, just read; True if a turn must follow."""
         if not locks.is_free(self._lock):
-            # The caller that steps may take long, and this thread serves other queues too.
+            # Do not wait for the caller that steps now: it may take long, and this thread serves
+            # other queues too.
             return True
         with self._lock:
             engine = self._engine
             return engine is None or engine.take_in(noted)
 
     def wake(self) -> None:
-        """Have the next turn step at once, because a read for parts at rest has found rows."""
+        """Let the next turn step at once, because a read for parts at rest has found rows."""
         engine = self._engine
         if engine is not None:
             engine.news.wake()
@@ -333,7 +342,7 @@ class Receiver:
     def _serve(self, *, is_due: bool = False) -> float:
         """Step, and claim due rows for the callers in line; returns seconds until the next step.
 
-        All of them get an error of the step as their answer.
+        If the step fails, all callers in line get its error as their answer.
 
         Args:
             is_due: True when a turn is taken or a row comes due; False when a caller steps.
@@ -343,14 +352,14 @@ class Receiver:
             engine, delay = self._look(looking, is_due=is_due)
         except (StoreUnavailable, StoreTimeout) as error:
             self._fail(error)
-            # The next caller tries at once; the stepper later.
+            # The next caller tries again at once, but the stepper later.
             return self._back_off(error) if is_due else _KEEP_S
         except ShardqError as error:
             self._fail(error)
             return 0.0
         except BaseException:
-            # By Ctrl-C, say. The rows that were taken are nobody's: the next call makes another
-            # engine.
+            # For example by Ctrl-C. Nobody has the rows that were taken, so the next call makes
+            # another engine.
             self._was_interrupted = True
             raise
         if not engine.reader.is_lagging():
@@ -362,14 +371,14 @@ class Receiver:
                     caller.give([])
         if self._stepper is not None and not is_due:
             if engine.sharing.is_awake:
-                # Rows that are left go to other members, unless another call comes for them.
+                # Rows that are left go to other members, unless another call takes them.
                 self._stepper.within(self, _SHARE_S)
             if self._line:
                 self._stepper.within(self, min(delay, self._due_s()))
         return delay
 
     def _look(self, looking: Sequence[ReceiveCall], *, is_due: bool) -> tuple[Engine, float]:
-        """Step if needed, and claim; returns the engine, maybe a new one, and its delay."""
+        """Step if needed, and claim; returns the engine, which may be a new one, and its delay."""
         while True:
             engine = self._wake_engine()
             try:
@@ -382,7 +391,7 @@ class Receiver:
                 # The queue was made anew since: receive from the new one.
                 continue
             finally:
-                # Claims may take seconds: the time without a call counts from their end.
+                # A claim may take seconds: the time without a call counts from its end.
                 self._called_us = self._clock.boot_us()
             return engine, delay
 
@@ -400,25 +409,28 @@ class Receiver:
             finally:
                 self._claiming = False
                 for caller in taken:
-                    # The claim was interrupted, or its rows were another's: the caller still waits.
+                    # The claim was interrupted, or other members had its rows: the caller still
+                    # waits.
                     if not (caller.is_over or caller.is_gone):
                         self._line[caller] = None
 
     def _step_where_needed(
         self, engine: Engine, looking: Sequence[ReceiveCall], *, is_due: bool
     ) -> float:
-        """Step, unless no step is due and enough rows are; returns seconds until the next step."""
+        """Step, unless no step is due and enough rows are ready; returns seconds to the next."""
         self._return_unwanted()
         left_us = self._step_us - self._clock.boot_us()
         wanted = min(sum(caller.count for caller in looking), BATCH_ROWS)
         has_enough = engine.ready.has(wanted)
         is_regular = is_due and all(one.is_looked for one in looking)
-        # Woken by a put, for which another thread has stepped meanwhile, or with enough.
+        # No step is needed if enough rows are ready, or if a put woke this turn and another thread
+        # has stepped for it meanwhile.
         if left_us > 0 and (has_enough or (is_regular and not engine.news.is_there)):
             return left_us / 1e6
         until_us = self._clock.boot_us() + _CATCH_UP_US
         delay = self._step(engine, is_regular=is_regular)
-        # A call without a wait would miss the rows of lanes that this step had no time for.
+        # Step on: a call without a wait would miss the rows of lanes that this step had no time
+        # for.
         while (
             engine.reader.is_lagging()
             and not engine.ready.has(wanted)
@@ -438,11 +450,11 @@ class Receiver:
         return delay
 
     def _next_s(self, delay: float) -> float:
-        """Seconds until the next turn: the next step, or the next due before it."""
+        """Seconds until the next turn: until the next step, or the next due if that is sooner."""
         return min(delay, self._due_s()) if self._line else delay
 
     def _due_s(self) -> float:
-        """Seconds until the next row in memory comes due; infinite without one."""
+        """Seconds until the next row in memory comes due; infinite without rows."""
         engine = self._engine
         next_ms = None if engine is None else engine.ready.next_due_ms()
         if next_ms is None:
@@ -462,7 +474,7 @@ class Receiver:
             self._firer = self._make_firer(self._members)
         if self._stepper is None:
             return self._firer.step()
-        # A user's trigger may hang, and the stepper serves other queues.
+        # Fire in another thread: a user's trigger may hang, and the stepper serves other queues.
         self._firer.follow()
         return math.inf
 
@@ -476,7 +488,7 @@ class Receiver:
             try:
                 self._put_back(message)
             except ReceiptError:
-                # The message was settled, or is delivered again anyway.
+                # The message was settled, or will be delivered again anyway.
                 continue
             except (StoreUnavailable, StoreTimeout):
                 self._unwanted.append(message)
@@ -491,7 +503,7 @@ class Receiver:
                 caller.fail(error)
 
     def _end(self, error: ShardqError) -> None:
-        """Fail the callers in line by a permanent error; the next caller makes another engine."""
+        """Fail the callers in line by a permanent error; the next caller makes a new engine."""
         self._fail(error)
         engine = self._engine
         self._was_interrupted = False
@@ -502,7 +514,7 @@ class Receiver:
             engine.let_go()
 
     def _end_by(self, fault: BaseException) -> None:
-        """End a turn by an unforeseen error, which threading prints."""
+        """End a turn by an unforeseen error, which Python's threading prints."""
         error = ShardqError(
             f"receiving from queue {self._register.name!r} ended by a fault of its own, "
             f"{shown(fault)}; call receive() again."
@@ -513,7 +525,8 @@ class Receiver:
 
     def _close(self) -> None:
         if self._stepper is not None:
-            # First: a caller already in line is answered below; a later one adds the stepper again.
+            # Remove it first: a caller already in line is answered below; a later caller adds the
+            # stepper again.
             self._stepper.remove(self)
         for caller in list(self._line):
             if self.leave(caller):
@@ -533,7 +546,7 @@ class Receiver:
             engine.close()
 
     def _discard(self, engine: Engine) -> None:
-        """Close an engine that is used no more; the next call makes another one."""
+        """Close an engine that is not used any more; the next call makes a new one."""
         self._engine = None
         try:
             engine.close()
@@ -579,7 +592,7 @@ class Receiver:
         return self._engine
 
     def _add_to_stepper(self, seconds: float) -> None:
-        """Have the stepper take a turn of this receiver within some seconds."""
+        """Let the stepper take a turn of this receiver within some seconds."""
         if self._stepper is None:
             return
         try:
@@ -595,7 +608,8 @@ class Receiver:
             self._stepper.within(self, seconds)
 
     def _caller_away_us(self) -> int:
-        # At least 1, as 0 means that one waits: a call may have ended in this very microsecond.
+        # Return at least 1, as 0 means that a caller waits: a call may have ended in this very
+        # microsecond.
         is_there = self._line or self._claiming
         return 0 if is_there else max(self._clock.boot_us() - self._called_us, 1)
 

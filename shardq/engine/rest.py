@@ -1,13 +1,14 @@
-"""When an engine may rest, for a caller that steps it only if there is something to do.
+"""When an engine may rest, for a caller that steps the engine only if there is work.
 
 ```
  step ─► until_ms ── None, or later ──► begin ─► time passes ─► step: reads from where it stopped
                └──── now ─────────────────────────────────────► step
 ```
 
-A rest misses nothing, however long it is. It is like a pause of the process, but releases leases
-before they run out. If the caller of the steps vouches that no other process uses the store, most
-steps are brief: heartbeats, sweeps and seals serve a queue that several processes use.
+However long a rest is, no message is missed. A rest is like a pause of the process, but leases are
+released before they run out. If the caller of the steps vouches that no other process uses the
+store, most steps are brief. They leave out heartbeats, sweeps and seals, which serve a queue that
+several processes use.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardq.engine.reading.sweeper import NEWS_BACK_MS
 from shardq.stores.store import NEVER, Slice
 
 _BRIEF_MAX = 1_000
-"""The most brief steps between two whole ones."""
+"""The most brief steps between two full ones."""
 
 if TYPE_CHECKING:
     from shardq.engine.groups.room import GroupLanes
@@ -35,20 +36,21 @@ class Along(Protocol):
     """The firer of the queue's schedules, which is stepped along with its engine."""
 
     def next_ms(self) -> int | None:
-        """When it has something to do next, epoch milliseconds; None: never."""
+        """When the firer has work next, epoch milliseconds; None if never."""
 
     def hurry(self) -> None:
-        """Have its next step read the changes of schedules."""
+        """Let the firer's next step read the changes of schedules."""
 
 
 class Rest(Part):
-    """Finds out until when an engine may rest, and prepares it. From the thread that steps it.
+    """Finds out until when an engine may rest, and prepares the rest. In the thread that steps it.
 
     Attributes:
-        along: Fires the queue's schedules, and is stepped along with the engine; None without.
+        along: Fires the queue's schedules, and is stepped with the engine; None without schedules.
         was_brief: True if the last step was brief.
-        is_alone: True if the caller of the steps vouches that no other process uses the store. It
-            then calls `note` for each row that is placed, and `hurry` when settings have changed.
+        is_alone: True if the caller of the steps vouches that no other process uses the store. The
+            caller then calls `note` for each row that is placed, and `hurry` when settings have
+            changed.
     """
 
     def __init__(
@@ -67,14 +69,15 @@ class Rest(Part):
         self.is_alone = self.was_brief = self._is_behind = False
         self._brief = _BRIEF_MAX
         self._next_ms = 0
-        """Before this nothing is to be done, by the last look and the calls of `note` since."""
+        """The time before which there is no work, by the last look and the calls of `note` since;
+        epoch milliseconds."""
         self._groups = groups
         self._starts = starts
         self._outbox = outbox
         self._sweeper = sweeper
 
     def is_brief(self) -> bool:
-        """True if the step that begins need only read and settle."""
+        """True if the step that begins need only read due rows and settle."""
         memory, used = self._memory, self._register.layout.bands_used
         if (
             not self.is_alone
@@ -90,11 +93,11 @@ class Rest(Part):
         return True
 
     def is_over(self) -> bool:
-        """True if there is something to do, provided that each placed row was noted."""
+        """True if there is work now, provided that `note` was called for each placed row."""
         return self._next_ms <= self._clock.now_ms()
 
     def hurry(self) -> None:
-        """Make the next step a whole one."""
+        """Make the next step a full one."""
         self._brief, self._next_ms = _BRIEF_MAX, 0
         if self.along is not None:
             self.along.hurry()
@@ -112,11 +115,12 @@ class Rest(Part):
         return is_behind
 
     def until_ms(self) -> int | None:
-        """Until when nothing is to be done, if nobody puts a message. Four reads at most.
+        """Until when there is no work, if nobody puts a message. Costs four reads at most.
 
         Returns:
-            Epoch milliseconds. Now: there is something to do, or a lane waits for another member;
-            the last step has returned for how long. None: for ever, by the store's index of rows.
+            Epoch milliseconds. It is now if there is work, or a lane waits for another member, for
+            as long as the last step returned. It is None if the store's index of rows shows no row
+            at all.
         """
         now_ms = self._clock.now_ms()
         if not self.is_alone or self._next_ms <= now_ms:
@@ -132,7 +136,7 @@ class Rest(Part):
             return NEVER
         if self._is_at_work(now_ms):
             return now_ms
-        # A lane whose rows were released is reread from its cursor.
+        # Begin at the cursors: a lane whose rows were released is reread from its cursor.
         cursors_ms = (lane.cursor_ms for lane in self._memory.polled)
         first_ms = self._next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
         heads_ms = self._groups.next_ms()
@@ -144,7 +148,7 @@ class Rest(Part):
         return min(NEVER if first_ms is None else first_ms, heads_ms)
 
     def _next_due_ms(self, after_ms: int) -> int | None:
-        """The due of the first row of the queue after a due; None if an index shows none."""
+        """The due of the queue's first row after a due; None if an index shows no such row."""
         layout = self._register.layout
         minute = layout.minute_of(after_ms + 1)
         while (first := self._store.next_minute(layout.queue, minute)) not in (None, NEVER):
@@ -164,7 +168,7 @@ class Rest(Part):
         return None
 
     def _is_at_work(self, now_ms: int) -> bool:
-        """True if a row in memory is due, an outcome is not stored, or a lane is to be retried."""
+        """True if a row in memory is due, an outcome is not stored, or a lane will be retried."""
         return (
             (self._is_behind if self.is_alone else self._news.is_near)
             or not self._outbox.is_empty
@@ -192,14 +196,14 @@ class Rest(Part):
     def pass_to(self, until_ms: int) -> None:
         """Begin a rest, like `begin`, in which no process does anything until `until_ms`.
 
-        If nothing is due before that, the lanes count as read and swept up to it.
+        If no row is due before `until_ms`, the lanes count as read and swept up to then.
         """
         polled = self._memory.polled
         cursors_ms = [lane.cursor_ms for lane in polled]
         self.begin(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
             for lane, cursor_ms in zip(polled, cursors_ms, strict=True):
-                # A cursor that went back stays before rows of groups, which wait in place.
+                # A cursor that moved back stays before its rows of groups, which wait in place.
                 if lane.behind is None and not lane.full and lane.cursor_ms >= cursor_ms:
                     lane.advance(until_ms - 1)
             self._sweeper.ladder.swept(RUNGS[-1], until_ms)

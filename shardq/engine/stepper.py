@@ -1,4 +1,4 @@
-"""One thread that steps many parts of a process, each when its turn is due, or on news.
+"""One thread that steps many parts of a process, each when its turn is due or it has news.
 
 ```
  part ── add ──► due at once ──► turn() ──► due again after a pause ─► ...       None: no more
@@ -33,37 +33,38 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _BLIND_US = 1_000_000
-"""After an error the store is not asked for this long."""
+"""How long the store is not asked for changes after an error."""
 _LOOK_US_MAX = 1_000_000
 _NOTES_US = 2_000_000
-"""More often than an engine would read its queue's record and heartbeats."""
+"""Pause between two reads of records and heartbeats: shorter than an engine's own."""
 _LOOK_SHARE, _LOOK_SHARE_TOLD = 8, 2
-"""The pause after a look is this many times as long as the look, a second at most. On a store that
-reports changes it is short: looks are rare there, and news must not wait."""
+"""The pause after a look is this many times as long as the look, a second at most. The second
+number holds for a store that reports changes: looks are rare there, and news must not wait."""
 _LOOK_PART = 32
-"""A look reads for this many parts at once: for hundreds it takes a second, and turns cannot wait.
-A store that reports changes is looked at in one read, which is quick."""
+"""A look reads for this many parts at once: for hundreds a read takes a second, and turns cannot
+wait. If the store reports changes, one quick read looks for all parts."""
 _LOOKED_AT_MIN = 2
-"""A single part polls as cheaply by its own turns, and hands its rows out one read sooner."""
+"""The fewest parts for which looks are made: a single part polls as cheaply by its own turns, and
+hands its rows out one read sooner."""
 
 
 class Stepped(Protocol):
     """A part of the process that takes turns in the stepper's thread."""
 
     def turn(self) -> float | None:
-        """Do what is to be done now; returns seconds until the next turn, None for no more."""
+        """Do the work that is due; returns seconds until the next turn, None for no more turns."""
 
     def on_change(self) -> bool:
-        """Note that another process may have written for it; True if a turn is to follow."""
+        """Note that another process may have written for the part; True if a turn must follow."""
 
     def awaited(self) -> Awaited | None:
-        """The place of its news while it is at rest; None if only a turn finds its news."""
+        """The place of the part's news while it is at rest; None if only a turn finds its news."""
 
     def take_in(self, noted: Together) -> bool:
-        """Take in its record and heartbeats, read just now; True if a turn is to follow."""
+        """Take in the part's record and heartbeats, just read; True if a turn must follow."""
 
     def wake(self) -> None:
-        """Have a turn follow at once, because the place of its news has some."""
+        """Let a turn follow at once, because a look has found news of the part."""
 
 
 class Stepper:
@@ -82,10 +83,10 @@ class Stepper:
         self._news = locks.condition(self._lock)
         self._due_us: dict[Stepped, int] = {}
         self._asked_us: dict[Stepped, int] = {}
-        """The earliest time for which a turn was asked since the last one began."""
+        """Part -> the earliest time for which a turn was asked since its last turn began."""
         self._turned_us: dict[Stepped, int] = {}
         self._first_us: int | None = None
-        """When the next turn is due; None: to be found out."""
+        """When the next turn is due; None if that must be found out."""
         self._token: int | None = None
         self._looked_at: set[Stepped] = set()
         """The parts at rest for which the last look found no row."""
@@ -97,13 +98,13 @@ class Stepper:
         self._has_news = False
         """True if the store has changed since the last look."""
         self._is_asked = False
-        """True if the last turn was chosen because it had been asked for."""
+        """True if the last turn was chosen because somebody had asked for it."""
         self._seen_us = clock.boot_us()
         self._is_running = False
         locks.in_child(self, Stepper._begin_child)
 
     def is_looked_at(self, one: Stepped) -> bool:
-        """True if the reads for all parts at rest look for the news of this one."""
+        """True if the reads for all parts at rest look for the news of this part."""
         return one in self._looked_at
 
     def prepare(self, one: Stepped, news: News, *, is_regular: bool, due_us: int = 0) -> None:
@@ -121,19 +122,19 @@ class Stepper:
             seconds: Seconds until its next turn, at the latest.
 
         Raises:
-            RuntimeError: If no thread can be started; then it is not stepped.
+            RuntimeError: If no thread can be started; then the part is not stepped.
         """
         with self._lock:
             self._start()
-            # Even during a turn that was to be its last one.
+            # Do so even during a turn of the part that was to be its last.
             self._within(one, seconds)
 
     def wake(self, one: Stepped) -> None:
-        """Have the next turn of a part begin at once, if it is stepped."""
+        """Let the next turn of a part begin at once, if the part is stepped."""
         self.within(one, 0.0)
 
     def within(self, one: Stepped, seconds: float) -> None:
-        """Have the next turn of a part begin within some seconds, if it is stepped."""
+        """Let the next turn of a part begin within some seconds, if the part is stepped."""
         with self._lock:
             if one in self._due_us:
                 self._within(one, seconds)
@@ -183,7 +184,7 @@ class Stepper:
             raise
 
     def _go_on_without(self, one: Stepped | None) -> None:
-        """Step the other parts in another thread; None: no turn was under way."""
+        """Step the other parts in another thread; None if no turn was under way."""
         with self._lock:
             self._is_running = False
             if one is not None:
@@ -191,7 +192,7 @@ class Stepper:
             # An error between turns must not end one new thread after another.
             self._blind_us = self._clock.boot_us() + _BLIND_US
             if self._due_us:
-                # If no thread can be started, the next `add` tries again.
+                # If no thread can be started, the next `add` tries to start one.
                 self._start()
 
     def _step(self, one: Stepped) -> None:
@@ -203,7 +204,7 @@ class Stepper:
             self._turned(one, delay)
 
     def _turned(self, one: Stepped, delay: float | None) -> None:
-        """End a turn; the next is due in `delay` seconds. None: only if one was asked for."""
+        """End a turn; the next is due in `delay` seconds, or if None only if it was asked for."""
         if one not in self._due_us:
             return
         self._first_us = None
@@ -218,7 +219,7 @@ class Stepper:
             self._turned_us.pop(one, None)
 
     def _next(self) -> Stepped | None:
-        """Wait until a turn is due; returns the part to step, None if there is none left."""
+        """Wait until a turn is due; returns the part to step, None if no part is left."""
         while True:
             self._has_news |= self._has_changed()
             self._look()
@@ -244,17 +245,18 @@ class Stepper:
 
     @property
     def _next_look_us(self) -> int:
-        """When the next look is due: if the store reports changes, upon news or after a second."""
+        """When the next look is due. If the store reports changes: on news, or after a second."""
         is_early = self._has_news or not self._is_told
         return self._look_us if is_early else max(self._look_us, self._again_us)
 
     def _look(self) -> None:
-        """Look for news of the parts at rest; have those with news take turns."""
+        """Look for news of the parts at rest; let parts with news take turns."""
         now_us = self._clock.boot_us()
         is_told = self._is_told
         if now_us < self._next_look_us:
             return
-        # Set before the read: if its error ends this thread, the next one takes turns first.
+        # Set these before the read: if an error of the read ends this thread, the next thread takes
+        # turns first.
         self._look_us = self._again_us = now_us + _LOOK_US_MAX
         stepped: list[Stepped] = []
         if is_told or not self._unlooked:
@@ -290,7 +292,7 @@ class Stepper:
             self._note(part)
 
     def _note(self, part: Mapping[Stepped, Awaited]) -> None:
-        """Read records and heartbeats for parts; have those with news take turns."""
+        """Read records and heartbeats for parts; let parts with news take turns."""
         try:
             noted = Together(
                 self._store,
@@ -298,19 +300,19 @@ class Stepper:
                 keys={QUEUES: [one.queue for one in part.values()]},
             )
         except StoreError:
-            # The next turn of each reads them itself.
+            # The next turn of each part reads its own.
             return
         for one in part:
             if one in self._due_us and one.take_in(noted):
                 one.wake()
 
     def _see_to(self, ones: Iterable[Stepped], seconds: float = 0.0) -> None:
-        """Have parts take turns soon that no look covers any more: their next may be far off."""
+        """Let parts that no look covers any more take turns soon: their next may be far off."""
         for one in ones:
             self.within(one, seconds)
 
     def _begin_look(self, now_us: int) -> list[Stepped]:
-        """Find out for which parts to look; returns all parts."""
+        """Find out for which parts to look; returns all parts that are stepped."""
         with self._lock:
             stepped = list(self._due_us)
         wanted: dict[Stepped, Awaited] = {}
@@ -327,7 +329,7 @@ class Stepper:
         return stepped
 
     def _first(self) -> Stepped:
-        """The part whose turn is next: alternately one that was asked for, and one that is due.
+        """The part whose turn is next: alternately a turn that was asked for, and one that is due.
 
         The turns of many parts take longer than their pauses: news must not wait for all of them.
         """
@@ -336,13 +338,13 @@ class Stepper:
         asked = [one for one, at_us in self._asked_us.items() if at_us <= now_us]
         self._is_asked = bool(asked) and not self._is_asked
         if self._is_asked:
-            # Not sooner than it may, after its last turn.
+            # The turn begins no sooner after the part's last turn than it may.
             wanted = min(asked, key=self._due_us.__getitem__)
             return wanted if self._due_us[wanted] <= now_us else first
         return first
 
     def _tell(self, changed: Iterable[Stepped]) -> None:
-        """Have parts take turns for which another process may have written."""
+        """Let parts take turns for which another process may have written."""
         with self._lock:
             now_us = self._clock.boot_us()
             for one in changed:
@@ -352,7 +354,7 @@ class Stepper:
                     self._first_us = None
 
     def _has_changed(self) -> bool:
-        """True if another process has written since the last call."""
+        """True if another process has written to the store since the last call."""
         if self._clock.boot_us() < self._blind_us:
             return False
         try:

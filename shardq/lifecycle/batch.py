@@ -1,4 +1,4 @@
-"""A batch of puts: its rows, by key or without, and the lanes that they are spread over."""
+"""A batch of puts: its rows, with or without keys, and the lanes over which they are spread."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ class PutOptions(TypedDict, total=False):
 
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any] | Sealed"
-"""An item of `put_many`: a body, a mapping of `put`'s arguments, or a message to put again.
-
-Tasks also put `Sealed` bodies.
-"""
+"""An item of `put_many`: a body, a mapping of `put`'s arguments, or a message to put again. Tasks
+also put `Sealed` bodies."""
 
 _TEN = 10
 _ROUNDS = (1, 2, 4, 8)
-"""Tens of rows of a batch that each lane gets, round by round, so that a small batch is spread
-too; then each gets a hundred, as many as a write takes."""
+"""How many tens of a batch's rows each lane gets, round by round, so that a small batch is spread
+too. After these rounds each lane gets a hundred rows at a time, as many as a write takes."""
 _HUNDRED = 100
 
 LaneOf: TypeAlias = "Callable[[int, int], int]"
@@ -52,7 +50,7 @@ LaneOf: TypeAlias = "Callable[[int, int], int]"
 
 @lru_cache
 def _first_tens(lanes: int) -> tuple[int, ...]:
-    """The lane of each ten of a batch's first rows, before lanes get full hundreds."""
+    """For each ten of a batch's first rows its lane, before lanes get full hundreds."""
     return tuple(lane for tens in _ROUNDS for lane in range(lanes) for _ in range(tens))
 
 
@@ -60,7 +58,8 @@ class Filling:
     """Spreads a batch over the lanes of each minute and band.
 
     Args:
-        turn: The lane to begin with; each call takes the next, or small batches would all fill one.
+        turn: The lane to begin with: a different one for each batch, or small batches would all
+            fill the same lane.
     """
 
     def __init__(self, layout: Layout, turn: int) -> None:
@@ -89,10 +88,10 @@ class Chunk:
     Attributes:
         rows: The rows to put, in the order of the items.
         keyed: Index in `rows` -> the put of a row with a key.
-        held: Indexes in `rows` of new rows of groups: they are written once all items of the chunk
+        held: Indexes in `rows` of new rows of groups, which are written once all items of the chunk
             were read.
-        failed: The error of recording that a new band or group lane is used. No row read after it
-            is stored, and the error carries all rows.
+        failed: The error that came when a new band or group lane was to be recorded as used. No row
+            read after the error is stored, and the error carries all rows.
     """
 
     __slots__ = ("failed", "held", "keyed", "rows")
@@ -104,11 +103,11 @@ class Chunk:
         self.keyed: dict[int, Asked] = {}
 
     def add(self, made: Row | Asked, *, is_new: bool) -> Row | None:
-        """Add the row of an item; returns it if it is to be written at once.
+        """Add the row of an item; returns the row if it must be written at once.
 
         Args:
             made: The row, or the put of a row with a key.
-            is_new: True if it is no message that is put again.
+            is_new: True if the item is not a message that is put again.
         """
         at = len(self.rows)
         is_keyed = not isinstance(made, tuple)
@@ -127,13 +126,13 @@ class Chunk:
         return [row for at, row in enumerate(self.rows) if at not in self.keyed]
 
     def new(self) -> list[Row]:
-        """The rows of new messages; puts that found a message under their key made none."""
+        """The rows of new messages; a put that found a message under its key made no row."""
         return self.unkeyed() + [
             asked.found for asked in self.keyed.values() if asked.is_new and asked.found is not None
         ]
 
     def replaced(self) -> list[Row]:
-        """The rows that replaced others."""
+        """The rows that replaced others, by puts under keys."""
         return [
             asked.found
             for asked in self.keyed.values()
@@ -148,7 +147,7 @@ class Chunk:
     def found(self) -> list[Row]:
         """The present rows of the messages to put, in order, without refused ones.
 
-        Two puts of one key give the same row twice.
+        If two puts have one key, the same row is in it twice.
         """
         asked = self.keyed
         if not asked:
@@ -161,9 +160,9 @@ def iterator_of(items: Iterable[Item]) -> Iterator[Item]:
     """An iterator over the items of `put_many`.
 
     Raises:
-        UsageError: If they are not an iterable, or if a single message was given.
+        UsageError: If `items` is not iterable, or is a single message.
     """
-    # Iterated, a body would give its letters, and a mapping its names.
+    # Iteration would yield the letters of a body, or the names of a mapping.
     if not isinstance(items, (bytes, str, Mapping)):
         try:
             return iter(items)
@@ -177,7 +176,7 @@ def iterator_of(items: Iterable[Item]) -> Iterator[Item]:
 
 def add_count(error: BaseException, total: int) -> None:
     """Note in an error how many messages were put before it."""
-    # Rows with keys are put together, also those after a key that is taken.
+    # Rows with keys are put together, including those that follow a key which is taken.
     which = "messages before it"
     if isinstance(error, KeyTaken):
         which = "other messages"

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 _READ_US = 1_000_000
-"""How often the totals are read. Other processes store theirs every 2 s."""
+"""How often the totals are read at most. Other processes store their own every 2 s."""
 
 
 class Cap:
     """Refuses puts into a queue that has as many messages as its `depth_max`.
 
-    It is right but for the puts and ends of other processes in the last 3 s.
+    The number is exact but for puts and ends by other processes in the last 3 s.
 
     Args:
-        stats: This process's counts, with those of the puts that it is asked about.
+        stats: This process's counts, which include the puts that the cap admits.
     """
 
     def __init__(self, store: Store, clock: Clock, register: Register, stats: StatsLog) -> None:
@@ -37,16 +37,17 @@ class Cap:
         self._stats = stats
         self._read_us: int | None = None
         self._others = 0
-        """Messages in the queue by its totals when they were read, less `StatsLog.totals`."""
+        """How many messages the queue's totals showed when they were read, without this process's
+        (`StatsLog.totals`)."""
 
     def check(self, more: int = 0) -> None:
         """Refuse a put if the queue is full. Costs a read and a write a second at most.
 
         Args:
-            more: Messages that are about to be put before it.
+            more: How many messages are about to be put before this one.
 
         Raises:
-            QueueFull: If it is.
+            QueueFull: If the queue is full.
         """
         depth_max = self._register.settings.depth_max
         if not depth_max:
@@ -66,7 +67,7 @@ class Cap:
 
         Args:
             items: The items.
-            rows: The rows that the items before have become, which are to be put before it.
+            rows: The rows of the items before, which are about to be put too.
         """
         return self._checked(items, rows) if self._register.settings.depth_max else items
 

@@ -1,8 +1,8 @@
 """How deliveries end, and what follows for those that were not acked.
 
 `engine/handing/outcome.py` reads the outcome from a handler, and `planner.py` plans the change of
-the row. `decided` buries a message after its last attempt; `engine/storing/outbox.py` buries one
-whose last attempt left no outcome, and `tasks/runner.py` judges jobs by their own attempts.
+the row. `decided` buries a message after its last attempt. `engine/storing/outbox.py` buries a
+message whose last attempt left no outcome, and `tasks/runner.py` judges jobs by their own attempts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 OUT_OF_ATTEMPTS = "out of attempts"
 LOST = f"{OUT_OF_ATTEMPTS}: its consumer died, or its time ran out"
-"""Why a message dies whose last attempt ended without an outcome."""
+"""Why a message dies if its last attempt ended without an outcome."""
 BEHIND_A_RUN = "the message that had its key before still runs"
-"""Why a message is postponed that follows a long run."""
+"""Why a message is postponed that waits for the end of a long run."""
 NO_REASON = "retried without a reason"
-"""The error of a retry without one, in place of the error of an earlier attempt."""
+"""The error of a retry without a reason; it replaces the error of an earlier attempt."""
 
 
 class Fate(Enum):
@@ -32,15 +32,17 @@ class Fate(Enum):
     SNOOZE = auto()
     BURY = auto()
     GIVE_UP = auto()
-    """It was not handed out: its lease had lapsed."""
+    """The message was not handed out, because its lease had lapsed."""
     LEAVE = auto()
-    """It was not handed out: another process has settled it."""
+    """The message was not handed out, because another process has settled it."""
     CANCEL = auto()
-    """It was cancelled by key while it ran before, or its handler says that it is of no use."""
+    """The message was cancelled by key while it ran before, or its handler discarded it as
+    useless."""
     EXPIRE = auto()
-    """It was too old to be delivered."""
+    """The message was too old to be delivered."""
     DROP = auto()
-    """It was not handed out: another message has its name, and others count its end."""
+    """The message was not handed out: another message has its name, and its end is counted
+    elsewhere."""
 
 
 FAILED = (Fate.RETRY, Fate.BURY)
@@ -48,17 +50,19 @@ FAILED = (Fate.RETRY, Fate.BURY)
 
 
 class Outcome(NamedTuple):
-    """How a delivery ended, and what it asks for.
+    """How a delivery ended, and what is to happen to its message.
 
     Attributes:
-        fate: What to do.
+        fate: What to do with the message.
         delay_ms: Delay of a retry or snooze; None takes the queue's back-off.
-        reason: Why it failed, or was snoozed.
+        reason: Why the delivery failed, or was snoozed.
         traceback: The handler's traceback, if it raised.
-        attempts: The attempts that the message has, for the log, if not those of the queue.
+        attempts: How many attempts the message has, for the log; None if as many as the queue
+            gives.
         is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
-        is_reported: True if a listener of its runs was given it: its worker's line says why.
-        ran_ms: When its run ended, epoch milliseconds, and how long it took; None: not measured.
+        is_reported: True if a listener to runs got the outcome: the worker's log line has the
+            reason.
+        ran_ms: When the run ended, epoch milliseconds, and how long it took; None if not measured.
     """
 
     fate: Fate

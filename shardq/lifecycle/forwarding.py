@@ -25,7 +25,7 @@ class Moved(NamedTuple):
     """The result of a move of rows into another queue.
 
     Attributes:
-        done: How many were moved.
+        done: How many rows were moved.
         gone: The positions of rows that did not exist any more.
         taken: The position of each row that stays because another message has its key -> the row
             that it would have become.
@@ -37,7 +37,7 @@ class Moved(NamedTuple):
 
 
 class Forwarder:
-    """Moves messages of one queue into others, and counts them in both.
+    """Moves messages of one queue into other queues, and counts them in both.
 
     Args:
         source: The queue's home.
@@ -48,7 +48,7 @@ class Forwarder:
         self._settler = source.settler
 
     def move(self, rows: Sequence[Row], target: QueueHome) -> Moved:
-        """Move rows, which existed a moment ago, into a queue that this one knows."""
+        """Move rows, which existed a moment ago, into a queue known to this queue's record."""
         source, register = self._source.register, target.register
         is_death = register.name == source.dead_name
         moves = [self._settler.planner.forward(row, register) for row in rows]
@@ -65,11 +65,11 @@ class Forwarder:
             taken = {move.old: move.new for move in left}
         done = [move for move in moves if move.old not in gone and move.old not in taken]
         if done:
-            # Counted at once, or a full count meanwhile would count them too.
+            # Count at once, or a full count meanwhile would count these messages too.
             target.stats.add(put=len(done))
             self._source.stats.add(**{"buried" if is_death else "forwarded": len(done)})
             if not names.is_dead_queue(source.name):
-                # Nobody owns a lane of dead letters for long.
+                # Nobody owns a lane of a dead-letter queue for long, so nobody needs a note.
                 ended = {move.old for move in done}
                 self._settler.tell([row for row in rows if row.position in ended])
             dues = [move.new.due_ms for move in done]
@@ -84,17 +84,17 @@ class Forwarder:
         limit: int | None,
         target_of: Callable[[Row], QueueHome | None],
     ) -> int:
-        """Move messages; returns how many.
+        """Move messages; returns how many were moved.
 
         Args:
-            pages: The rows of the queue, in the order in which they are to be moved.
+            pages: The rows of the queue, in the order in which to move them.
             limit: The most to move; None for all.
-            target_of: Returns the home of the queue that a row goes to; None: it stays.
+            target_of: Returns the home of the queue to which a row moves; None if the row stays.
 
         Raises:
-            KeyTaken: If other messages have the keys of some by now: these stay, and all others are
-                moved.
-            StoreTimeout, StoreUnavailable: A note says how many were moved before it.
+            KeyTaken: If other messages have the keys of some messages by now: these stay, and all
+                others are moved.
+            StoreTimeout, StoreUnavailable: A note of the error says how many were moved before.
         """
         purged_before_us = self._source.register.settings.purged_before_us
         count = moving = 0
@@ -104,9 +104,9 @@ class Forwarder:
                 rows = (row for row in page if row.entered_us >= purged_before_us)
                 found = ((row, target_of(row)) for row in rows)
                 wanted = ((row, target) for row, target in found if target is not None)
-                # Takes no more than may be moved, because the history of each is read.
+                # Take no more than may be moved, because the history of each row is read.
                 while chosen := list(islice(wanted, None if limit is None else limit - count)):
-                    # A run that crashed may have moved some of them already.
+                    # An earlier run that crashed may have moved some of the rows already.
                     live = {row.id for row in self._settler.without_ended([r for r, _ in chosen])}
                     for target in {one.register.name: one for _, one in chosen}.values():
                         some = [row for row, one in chosen if one is target and row.id in live]
@@ -130,7 +130,7 @@ class Forwarder:
         return count
 
     def key_taken(self, rows: Sequence[Row], target: QueueHome) -> KeyTaken:
-        """The error of rows that stay, because other messages of the target have their keys."""
+        """The error of rows that stay, because other messages in the target have their keys."""
         held = [own_key(row).name for row in rows]
         found = target.settler.keys.seek(held[:1])[held[0]].row
         shown = ", ".join(map(repr, held[:_SHOWN]))

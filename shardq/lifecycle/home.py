@@ -2,7 +2,7 @@
 
 ```
  Connection ─► Home: store, clock, keepers
- Queue, Engine, Spark ─► QueueHome: those, the queue's record, counts, settler and producer
+ Queue, Engine, Spark ─► QueueHome: all of Home, the queue's record, counts, settler and producer
 ```
 
 A connection and a queue have their homes as `_home`; `Queue.schedules` has its book under the same
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _FOLD_AFTER_S = 1.0
 _FOLDS_ONE_IN = 32
 _TOGETHER = 8
-"""Queues that are read at a time: enough to keep one core busy."""
+"""How many queues are read at a time: enough to keep one core busy."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,18 +55,20 @@ class Home:
     Attributes:
         store: The open store.
         clock: The clock, measured against the store.
-        keeper: Stores counts in time; None if no threads may run.
-        chores: Calls longer tasks, which must not delay the keeper's; None if no threads may run.
-        owner: The connection, which closes itself when nobody references it. Objects that users
-            have reference it; tasks of a keeper must not.
+        keeper: Stores counts every few seconds; None if no threads may run.
+        chores: Calls longer tasks, which must not delay those of `keeper`; None if no threads may
+            run.
+        owner: The connection, which closes itself when nothing refers to it. Objects that users
+            have refer to it; tasks of a keeper must not.
         open_all: Opens all queues of the store by one read of their records. Returns name -> the
             queue, or the error of a record that cannot be read. Takes a function of the name that
-            returns False for queues not to open: for these it returns the settings.
+            returns False for queues that must not be opened: for these the result has the settings.
         open_one: Opens an existing queue by its name.
         logs: This process's counts of each queue, stored when the connection is closed.
-        entered: Queue -> this process's counts of messages that died elsewhere and entered it.
+        entered: Queue -> this process's counts of messages that died in another queue and entered
+            it.
         traces: Makes the spans of puts and runs; None if nothing is traced.
-        meter: Measures this process, if it is on.
+        meter: Measures this process, if the meter is on.
     """
 
     store: Store
@@ -86,16 +88,16 @@ class Home:
     ) -> Iterator[Result]:
         """The results of reading each item, in the items' order.
 
-        Reads several at a time if the store is on other machines and threads may run.
+        Several items are read at a time if the store is on other machines and threads may run.
 
         Args:
             work: Reads one item; called from several threads.
-            items: Taken as needed.
+            items: The items, taken one by one as needed.
         """
         if self.keeper is None or self.store.is_local:
             yield from map(work, items)
             return
-        # Imported here because most processes read one queue.
+        # Imported late because most processes read one queue.
         from concurrent.futures import ThreadPoolExecutor
 
         pool = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="shardq-look")
@@ -118,22 +120,22 @@ class Home:
 
 
 class QueueHome(Home):
-    """The home of a queue. The queue, each engine and each run of Spark has one, for all its parts.
+    """The home of a queue. A queue, each engine and each run of Spark has one, for all its parts.
 
     Args:
         home: The home of the connection, or of the queue itself.
         register: The queue's record.
-        member: The member as which its parts settle and count; None makes up a name.
-        is_timed: True if an engine stores the counts in time; False if the keeper does.
+        member: The member as which the parts settle and count; None makes up a name.
+        is_timed: True if an engine stores the counts every few seconds; False if the keeper does.
 
     Attributes:
         register: The queue's record.
-        member: The member as which its parts settle and count.
+        member: The member as which the parts settle and count.
         stats: Counts the work of this process in the queue.
-        settler: Moves and removes rows; it has the planner, the ledger and the keys.
+        settler: Moves and removes rows; has the planner, the ledger and the keys.
         listeners: Called with the dues of puts, epoch milliseconds; see `on_put`.
-        lookers: Called with the position of a row of a group that was settled or edited here, and
-            True if the row was deleted. A looker returns True if it owns the row's lane.
+        lookers: Called with the position of a row of a group that this process settled or edited,
+            and True if the row was deleted. A looker returns True if it owns the row's lane.
     """
 
     __slots__ = ("_producer", "listeners", "lookers", "member", "register", "settler", "stats")
@@ -153,7 +155,8 @@ class QueueHome(Home):
         self.listeners: list[Callable[[int], None]] = []
         self.lookers: list[Callable[[Position, bool], bool]] = []
         key = register.totals_key
-        # An engine's counts stay with its queue, even if that is dropped and made anew meanwhile.
+        # An engine's counts stay with its queue, even if the queue is dropped and made anew
+        # meanwhile.
         self.stats: StatsLog = StatsLog(
             store,
             clock,
@@ -176,7 +179,7 @@ class QueueHome(Home):
 
     @property
     def producer(self) -> Producer:
-        """Puts messages. It is made at its first use, for most engines put none."""
+        """Puts messages. Made at its first use, because most engines put none."""
         if self._producer is None:
             parts = self.store, self.clock, self.register, self.settler, self.stats, self.on_put
             if self.traces is None:
@@ -187,10 +190,10 @@ class QueueHome(Home):
         return self._producer
 
     def target(self, name: str) -> QueueHome:
-        """The home of another queue of the store, into which messages of this one are moved.
+        """The home of another queue of the store, into which messages of this queue are moved.
 
         Raises:
-            UnknownQueue: If there is none.
+            UnknownQueue: If there is no such queue.
         """
         home: QueueHome = self.open_one(name)._home
         self.register.know(home.register)
@@ -200,14 +203,16 @@ class QueueHome(Home):
         """Count messages that died in this queue.
 
         Args:
-            rows: Their rows as dead messages. If they enter another queue, they count there too.
+            rows: The messages' rows as dead messages. Rows that enter another queue count there
+                too.
         """
         if rows:
             self.stats.add(buried=len(rows))
         own = (self.register.name, names.dead_queue(self.register.name))
         for queue, count in Counter(row.shard.queue for row in rows).items():
             if queue not in own:
-                # Without a read: the deaths are stored, and an error would count them again.
+                # Count without a read: the deaths are stored, and after an error they would be
+                # counted again.
                 if queue not in self.entered:
                     self.entered[queue] = self.of_queue(self.register.known(queue)).stats
                 self.entered[queue].add(put=count)
@@ -228,14 +233,14 @@ class QueueHome(Home):
             StoreUnavailable, StoreTimeout: The counts are lost with this process.
         """
         self.stats.close()
-        # A process that lives for one put never sees an hour end, so one in many folds here. A
-        # process that has only read writes nothing.
+        # A process that lives for one put never sees an hour end, so one in many such processes
+        # folds here. A process that has only read writes nothing.
         is_one_of_them = crc32(self.stats.totals.member.encode()) % _FOLDS_ONE_IN == 0
         if self.keeper is not None and self.stats.has_rows and is_one_of_them:
             fold(self.store, self.clock, self.register)
 
     def fold_hourly(self) -> None:
-        """Have the totals of ended processes folded whenever an hour ends, if threads may run."""
+        """Fold the totals of ended processes whenever an hour ends, if threads may run."""
         store, clock, register = self.store, self.clock, self.register
 
         def fold_all() -> None:

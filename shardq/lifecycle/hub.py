@@ -6,7 +6,7 @@
 ```
 
 There is no timer and no thread: a single call is carried out at once, in its caller's thread. The
-hub's owner defines the work of a batch.
+hub's owner defines what is done with a batch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class HubCall:
     """One call that waits for its turn.
 
     Attributes:
-        rows: How many rows it is about.
-        bytes: The size of their bodies.
-        is_over: True if it was answered.
-        error: The error that it failed by; None if it was done.
+        rows: How many rows the call is about.
+        bytes: The size of the rows' bodies.
+        is_over: True if the call was answered.
+        error: The error by which the call failed; None if it was carried out.
     """
 
     __slots__ = ("bytes", "error", "is_over", "rows")
@@ -51,7 +51,7 @@ class HubCall:
         self.error: ShardqError | None = None
 
     def fail(self, error: ShardqError) -> None:
-        """Answer the call by an error."""
+        """Answer the call with an error."""
         self.error = error
         self.is_over = True
 
@@ -68,11 +68,11 @@ class Hub(Generic[C]):
 
     Args:
         carry_out: Carries out the calls of a batch, maybe the same calls again, or raises the error
-            by which all have failed. It answers a call that failed alone by `fail`.
+            by which all have failed. It answers a call that alone has failed by `HubCall.fail`.
         repeats: True to repeat a batch of unknown outcome once before its callers get the error.
         is_whole: True if a batch that is not applied has changed nothing; False if a part may be
             applied.
-        turn: Held while a batch is under way; hubs that share one take turns.
+        turn: Held while a batch is under way; hubs that share this lock take turns.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Hub(Generic[C]):
         """Put a call in line, and return when it is answered.
 
         Raises:
-            ShardqError: The error that the call failed by.
+            ShardqError: The error by which the call failed.
             UsageError: If a signal's handler has interrupted a batch in this thread.
         """
         turn, line = self._turn, self._line
@@ -103,7 +103,7 @@ class Hub(Generic[C]):
         try:
             with turn:
                 while not call.is_over:
-                    # A fork while it waited has cleared the line.
+                    # A fork while the call waited has cleared the line.
                     line.setdefault(call)
                     self._do_batch()
         finally:
@@ -137,7 +137,7 @@ class Hub(Generic[C]):
 
         Args:
             batch: The calls.
-            is_again: True if they have been tried before.
+            is_again: True if the calls have been tried before.
         """
         try:
             self._try(batch, is_again=is_again)
@@ -147,7 +147,7 @@ class Hub(Generic[C]):
             if len(batch) == 1:
                 batch[0].fail(error)
                 return
-            # One call is refused; tried one by one, the others succeed.
+            # One call may be the reason of the refusal; tried one by one, the others succeed.
             for one in batch:
                 if not one.is_over:
                     self._answer([one], is_again=True)
@@ -172,12 +172,12 @@ class Hub(Generic[C]):
             raise StoreTimeout(text, error.messages) from error
 
     def _begin_child(self) -> None:
-        # All calls in line are the parent's, but for one of the thread that forks.
+        # All calls in line are the parent's, except a call of the thread that forks.
         self._line.clear()
 
 
 class Hubs(Generic[C]):
-    """A hub for each place: calls for different places do not wait for each other.
+    """Hubs by place: calls for different places do not wait for each other.
 
     Args:
         make: Makes a hub.
@@ -192,7 +192,7 @@ class Hubs(Generic[C]):
         hub = self._hubs.get(place)
         if hub is None:
             if len(self._hubs) >= _PLACES_MAX:
-                # Calls under way keep their hubs.
+                # Calls under way keep the hubs that they use.
                 self._hubs.clear()
             hub = self._hubs.setdefault(place, self._make())
         return hub

@@ -1,4 +1,4 @@
-"""Commands by key, from any process: look at a message, cancel, move and edit it.
+"""Commands by key, from any process: they look at a message, cancel, move or edit it.
 
 ```
  key ──► what it stands for ─┬─ nothing, held ──► not there
@@ -56,19 +56,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLACK_US = 1_000_000
-"""A command waits for a row about to be written as long as three take, and this much longer."""
+"""A command waits for a row that is about to be written: three times the keys' patience, and this
+much longer."""
 
 Doing: TypeAlias = Literal["waiting", "running", "dead"]
-"""What a message does."""
+"""What a message is doing."""
 
 
 class Answer(StrEnum):
-    """The result of a command by key. True if it was done."""
+    """The result of a command by key. It is true (`bool`) if the command was done."""
 
     DONE = "done"
-    """It was done, whatever crashes from now on."""
+    """The command was done, and stays done whatever crashes from now on."""
     NOT_THERE = "not there"
-    """No message has the key; or a dead one, which can be cancelled, but not moved or edited."""
+    """No message has the key, or a dead message has it, which can only be cancelled."""
     RUNNING = "running"
     """A handler, or a caller of `receive`, has the message. A cancel has asked it to stop, and the
     message never runs again; a move or an edit has changed nothing."""
@@ -82,17 +83,18 @@ class Snapshot:
     """A message as it was when it was looked up by its key.
 
     Attributes:
-        key: Its key.
-        id: Its id.
+        key: The message's key.
+        id: The message's id.
         state: `waiting` for its due, a retry or a consumer; `running` in a handler, or at a caller
             of `receive`; or `dead`.
-        due: When it is due, UTC; if a caller of `receive` has it, when that claim ends.
+        due: When the message is due, UTC; if a caller of `receive` has it, when the claim ends.
         first_due: The due that its put or the last move asked for, UTC.
-        attempt: How many deliveries it has had, without the one that runs.
-        body: Its body.
-        headers: Its headers; in a dead message `shardq-reason` and others say why it died.
-        group: Its group; None without one.
-        priority: Its priority; 0 is first.
+        attempt: How many deliveries the message has had, without one that runs now.
+        body: The message's body.
+        headers: The message's headers; in a dead message `shardq-reason` and others say why it
+            died.
+        group: The message's group; None without a group.
+        priority: The message's priority; 0 is first.
     """
 
     key: str
@@ -117,7 +119,7 @@ class KeyedCommands:
 
     Args:
         home: The queue's home.
-        remove_dead: Removes a row from the dead-letter queue, as cancelled; None: it stays.
+        remove_dead: Removes a row from the dead-letter queue, as cancelled; None if dead rows stay.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class KeyedCommands:
         """See `Queue.get`."""
         self._keep_up(name)
         found = self._keys.seek([name])[name]
-        # A message whose row is not written yet does not exist: its put has not returned.
+        # A message whose row is not written yet does not exist, as its put has not returned.
         return None if found.row is None else self._snapshot(found, found.row.checked())
 
     def cancel(self, name: str, of: Row | None = None) -> Answer:
@@ -144,7 +146,8 @@ class KeyedCommands:
 
         Args:
             name: The key.
-            of: A row of the message to cancel; None: any message that has the key, also a dead one.
+            of: A row of the message to cancel; None for any message that has the key, even a dead
+                one.
         """
         self._keep_up(name)
         removed: str | None = None
@@ -154,7 +157,7 @@ class KeyedCommands:
                 row, state = found.row, found.state
                 is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
                 if removed is not None and row is not None:
-                    # A redrive meanwhile may have put back the message just removed.
+                    # A redrive may have put back meanwhile the message that was just removed.
                     is_meant = row.message_id == removed
                 if state is Is.DEAD and row is not None and is_meant:
                     if self._remove_dead is not None:
@@ -165,8 +168,8 @@ class KeyedCommands:
                     return Answer.NOT_THERE if removed is None else Answer.DONE
                 elif (running := found.running) is not None:
                     is_one = state is Is.RUNNING
-                    # Else the message was to follow the running one. If it alone is meant, that one
-                    # runs on, and may be tried again.
+                    # Otherwise the message was to follow the running one. If only the following
+                    # message is meant, the running one runs on, and may be retried.
                     is_alone = not is_one and of is not None
                     change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
                     if (is_one and running.is_doomed) or not self._keys.write([change]):
@@ -186,8 +189,8 @@ class KeyedCommands:
         Args:
             name: The key.
             due: The new due.
-            delay: The new due, from now.
-            of: A row of the message to move; None: any message that has the key.
+            delay: How long from now the message becomes due.
+            of: A row of the message to move; None for any message that has the key.
         """
         wanted_ms = self.wanted_ms(due, delay)
         return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms), of)
@@ -196,7 +199,7 @@ class KeyedCommands:
         """The due that a move asks for, epoch milliseconds.
 
         Raises:
-            BadTime: Unless one of the two is given, and can be read.
+            BadTime: Unless one of `due` and `delay` is given, and can be read.
         """
         if due is None and delay is None:
             raise BadTime("give due or delay: when the message is to be due.")
@@ -229,9 +232,9 @@ class KeyedCommands:
 
         Args:
             name: The key.
-            plan: Returns the new row, with a fresh id, for the present one; called again if that
-                has changed meanwhile.
-            of: A row of the message to replace; None: any message that has the key.
+            plan: Given the present row, returns the new one, with a fresh id; called again if the
+                present row has changed meanwhile.
+            of: A row of the message to replace; None for any message that has the key.
         """
         self._keep_up(name)
         for _ in Pauses(self._clock):
@@ -250,14 +253,14 @@ class KeyedCommands:
         raise self._outrun(name)
 
     def _seek(self, name: str) -> Standing:
-        """The standing of a name, once it is not pending."""
+        """The standing of a name, once no row is about to be written under it."""
         found = self._keys.await_row(name, 3_000 * self._keys.patience_ms + _SLACK_US)
         if found is None:
             raise self._outrun(name)
         return found
 
     def _follow(self, old: Row, new: Row) -> None:
-        """Count, record, repair and announce a replacement."""
+        """Count, record, repair and announce the replacement of a row."""
         self._home.stats.add(replaced=1)
         layout = self._register.layout
         with begun("the message is replaced"):
@@ -268,14 +271,14 @@ class KeyedCommands:
         self._home.on_put(new.due_ms)
 
     def _end(self, row: Row | None, key: KeyRow) -> None:
-        """End a message whose name is free by now, so that it never begins."""
+        """End a message whose name was freed, so that it never begins."""
         if row is not None:
             try:
                 # Without its key, because the name is free already.
                 self._settler.end([row._replace(key=None)], End.CANCELLED)
                 self._keys.forget(key)
             except (StoreTimeout, StoreUnavailable) as error:
-                # The reader that finds it due drops it, and records its end.
+                # The reader that later finds the row due drops it, and records its end.
                 log.warning("the row of %s is left, and never runs: %s", row.message_id, error)
         self._home.stats.add(cancelled=1)
 
@@ -317,7 +320,7 @@ def check_key(name: object, register: Register) -> None:
     """Refuse a name that cannot be a key of a queue.
 
     Raises:
-        BadName: If it is not 1 to 256 printable characters.
+        BadName: If the name is not 1 to 256 printable characters.
         UsageError: If the queue is a dead-letter queue.
     """
     names.label(name, what="key")

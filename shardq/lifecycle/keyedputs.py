@@ -9,9 +9,9 @@
                                                 └─ it runs: a debounce follows it
 ```
 
-A put of one is a put of many: each turn reads and writes the names of all that are left. A repeat
-begins with the look, and knows its message by the id of the row that it tried to write.
-`Settler.place` writes names and rows.
+A single put is carried out like many: each turn reads and writes the names of all puts that are
+left. A repeat begins with a read of the name, and knows its message by the id of the row that it
+tried to write. `Settler.place` writes names and rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 _OPTIONS = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
 """The options of a put that belong to a key, each with its default."""
 _WITHIN_US = 100_000_000
-"""A put waits this long for a row about to be written, while others keep changing its key."""
+"""How long a put waits for a row that is about to be written, while others keep changing its
+key."""
 
 
 class Conflict(NamedTuple):
@@ -81,7 +82,7 @@ KEEP = Conflict()
 
 
 class KeyedPut(Message):
-    """A message whose put under a key failed. Put again, it settles a conflict in the same way."""
+    """A message whose put under a key failed. Put again, it settles a conflict as that put did."""
 
     __slots__ = ("_conflict",)
 
@@ -95,7 +96,7 @@ class KeyedPut(Message):
 
     @property
     def conflict(self) -> Conflict:
-        """The choice of the put for a conflict."""
+        """The choice of the failed put for a conflict."""
         return self._conflict
 
 
@@ -104,14 +105,14 @@ class Asked:
     """A put under a key, and its result.
 
     Attributes:
-        row: The row to put, with its key.
+        row: The row to put, which has the key.
         conflict: What to do if a message has the key.
         tried: The row of the last try, which may be written, and which a repeat finds by its id;
-            None if nothing is written.
-        found: The row of the message that has the key after this put; None before.
-        is_new: True if this put that message.
-        has_replaced: True if this replaced another message.
-        error: Why it is refused; None if it is not.
+            None if surely no row is written.
+        found: The row of the message that has the key after this put; None before the put is over.
+        is_new: True if this put made that message.
+        has_replaced: True if this put replaced another message.
+        error: Why the put is refused; None if it is not.
     """
 
     row: Row
@@ -124,12 +125,12 @@ class Asked:
 
     @property
     def carried(self) -> Row:
-        """The row that an error carries, to be put again."""
+        """The row that an error carries, so that the caller can put it again."""
         return self.tried or self.row
 
     @property
     def is_over(self) -> bool:
-        """True if it was carried out or refused."""
+        """True if the put was carried out or refused."""
         return self.found is not None or self.error is not None
 
     @property
@@ -138,7 +139,7 @@ class Asked:
         return own_key(self.row).name
 
     def end(self, row: Row) -> None:
-        """Record that it is carried out, by the row that it has written."""
+        """Record that the put is carried out, by the row that it has written."""
         self.found = row
         self.is_new = own_key(row).generation == 1
         self.has_replaced = not self.is_new
@@ -149,8 +150,8 @@ class _Planned(NamedTuple):
 
     Attributes:
         asked: The put.
-        placing: Writes its row.
-        old: The row that this replaces; None if it replaces none.
+        placing: Writes the put's row.
+        old: The row that the put replaces; None if it replaces no row.
     """
 
     asked: Asked
@@ -159,7 +160,7 @@ class _Planned(NamedTuple):
 
 
 def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) -> Conflict:
-    """The choice of a put for a conflict, by its options.
+    """The choice of a put for a conflict, from its options.
 
     Args:
         choice: One of `OnConflict`.
@@ -167,7 +168,7 @@ def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) ->
         is_timed: True if a due or delay is given.
 
     Raises:
-        UsageError: If these do not go together.
+        UsageError: If the options do not go together.
     """
     if choice not in CHOICES:
         raise UsageError(
@@ -190,7 +191,7 @@ def key_text(key: object, unique_for: Duration | None) -> str:
     """The form of a key in a row.
 
     Raises:
-        BadName: If it is not 1 to 256 printable characters.
+        BadName: If the key is not 1 to 256 printable characters.
         BadTime: If `unique_for` cannot be read.
     """
     unique_ms = None if unique_for is None else duration_ms(unique_for, name="unique_for")
@@ -198,7 +199,7 @@ def key_text(key: object, unique_for: Duration | None) -> str:
 
 
 def keyed_options(given: Mapping[str, Any]) -> list[str]:
-    """The options of a put that are given and belong to a key, the key first."""
+    """The given options of a put that belong to a key, the key first."""
     if _OPTIONS.keys().isdisjoint(given):
         return []
     return [name for name, usual in _OPTIONS.items() if given.get(name) not in (None, usual)]
@@ -228,10 +229,10 @@ class KeyedPuts:
         self._stats = stats
 
     def put(self, many: Iterable[Asked]) -> KeyTaken | None:
-        """Carry out puts; each has its result. Puts of one key follow each other.
+        """Carry out puts, and set each one's result. Puts of one key follow each other.
 
         Returns:
-            The error of the first that was refused; the others are put.
+            The error of the first put that was refused, if any; the others are carried out.
         """
         self._register.use_keys()
         asked_all = list(many)
@@ -246,7 +247,7 @@ class KeyedPuts:
             self._carry_out([behind[0] for behind in of.values()])
             for name, behind in [*of.items()]:
                 found = behind.popleft().found
-                # The next puts that keep it get the same message, until a put changes it.
+                # The next puts with "keep" get the same message, until a put changes it.
                 while found and behind and behind[0].conflict == KEEP and not behind[0].tried:
                     behind.popleft().found = found
                 if not behind:
@@ -254,7 +255,7 @@ class KeyedPuts:
         return next((asked.error for asked in asked_all if asked.error is not None), None)
 
     def _carry_out(self, many: Sequence[Asked]) -> None:
-        """Carry out puts under different keys: look, write, look again if others were quicker."""
+        """Carry out puts under different keys: look, write, look again if others were faster."""
         left = [asked for asked in many if not asked.is_over]
         for _ in Pauses(self._clock) if left else ():
             self._register.refresh(force=True)  # Purged messages do not exist for a put.
@@ -276,13 +277,14 @@ class KeyedPuts:
             raise self._contended(left[0].name)
 
     def _plan(self, asked: Asked, found: Standing) -> _Planned | None:
-        """The next write of a put, by what its key stands for; None if it is over without one."""
+        """The next write of a put, by what its key stands for; None if no write is needed."""
         if (tried := asked.tried) is not None:
             if _is_placed(tried, found.key):
                 if again := self._keys.again(found, tried):
                     return _Planned(asked, again)
                 if not found.key.is_of(tried):
-                    # It may have been cancelled before its row was written. Ends are recorded once.
+                    # The message may have been cancelled before its row was written. A second
+                    # record of its end changes nothing.
                     self._settler.end([tried._replace(key=None)], End.CANCELLED)
                 asked.end(tried)
                 if asked.has_replaced:
@@ -294,7 +296,7 @@ class KeyedPuts:
                 asked.end(tried)
                 return None
         if (doomed := self._keys.doomed_row(found.key)) is not None:
-            # Ended here: without its name nobody would count its end.
+            # End the cancelled message here: once it has lost its name, nobody would count its end.
             self._settler.end([doomed], End.CANCELLED)
             self._stats.add(cancelled=1)
             return self._put(asked)
@@ -304,7 +306,7 @@ class KeyedPuts:
         return self._settle(asked, found)
 
     def _settle(self, asked: Asked, found: Standing) -> _Planned | None:
-        """Settle the conflict with a message that has the key, or with a key that is held."""
+        """Settle a put's conflict with a message that has the key, or with a key that is held."""
         row, choice = found.row, asked.conflict.choice
         if found.state is Is.HELD or row is None:
             asked.error = KeyTaken(self._held(found.key))
@@ -319,14 +321,14 @@ class KeyedPuts:
         return None
 
     def _put(self, asked: Asked, over: Standing | None = None) -> _Planned:
-        """Put the message of a name that is free, or follow one that runs."""
+        """Put the message of a name that is free, or let it follow a message that runs."""
         if (row := asked.tried) is None:
             self._renew(asked, asked.row)
             row = self._within(asked)
         return _Planned(asked, self._keys.placing(row, over))
 
     def _place(self, planned: Sequence[_Planned]) -> None:
-        """Write rows and their names, but for those in which another process was quicker."""
+        """Write rows and take their names, except names that another process has changed first."""
         before = [asked.tried for asked, _, _ in planned]
         for asked, placing, _ in planned:
             asked.tried = placing.row
@@ -346,7 +348,7 @@ class KeyedPuts:
             self._give_way([one.asked for one in planned if one.placing.name in displaced])
 
     def _after_replacing(self, replaced: Sequence[tuple[Asked, Row | None]]) -> None:
-        """Record and repair rows that have replaced others, and tell the readers of the others."""
+        """Record and repair rows that replaced others; let readers of the others reread them."""
         rows = [asked.found for asked, _ in replaced if asked.found is not None]
         with begun("some of the messages are replaced"):
             self._settler.ledger.make_up(rows)
@@ -358,18 +360,19 @@ class KeyedPuts:
                 self._settler.tell([old])
 
     def _give_way(self, many: Sequence[Asked]) -> None:
-        """Take back the rows of puts that took so long that others have their keys.
+        """Take back the rows of puts that took so long that other messages have their keys.
 
-        A new message is put anew under its id, and may run twice if it has run meanwhile.
+        A new message is put anew under the same id, and may run twice if it has run meanwhile.
 
         Raises:
             StoreTimeout: A row is gone: its message has run, or was dropped.
         """
         keys = self._keys.look(asked.name for asked in many)
-        # If the message is the same, the command that displaced this one may use its row.
+        # If the key still names the same message, the command that displaced this put may use its
+        # row.
         late = [row for asked in many if (row := asked.tried) and not keys[asked.name].is_of(row)]
         for asked in many:
-            # Before the rows are deleted, so that an error carries rows that can be stored.
+            # Renew before the rows are deleted, so that an error carries rows that can be stored.
             if asked.tried is not None and own_key(asked.tried).generation == 1:
                 self._renew(asked, asked.tried, keeps_id=True)
         with begun("messages were written whose keys others have taken over"):
@@ -387,22 +390,24 @@ class KeyedPuts:
     def _has_ended(self, asked: Asked, tried: Row, found: Standing) -> bool:
         """True if an earlier try of a put, to which no key leads, was written and has ended.
 
-        If not, the put is new again, unless it can be repeated as it was under a free name: if that
-        row was deleted, it stays deleted.
+        If it was not, the put is made new. Under a free name it can be repeated as it was: if its
+        row was deleted, the row stays deleted.
         """
         ledger, generation = self._settler.ledger, own_key(tried).generation
         if generation == 1:
             if ledger.covers(tried.shard.queue) and ledger.finished([tried]):
                 return True
-            # A message that has the name is kept, whatever became of this one.
+            # "keep" keeps whichever message has the name, whatever happened to the message of this
+            # put.
             if found.state.is_absent or asked.conflict.choice == "keep":
                 return False
         is_known = found.key.is_of(tried) and found.key.generation < generation
         if self._store.write_timeout_ms and not is_known:
             place = tried.position
             if generation != NEVER and not self._store.find([place]):
-                # A row that was deleted cannot be written again. This one never begins, and readers
-                # leave it alone. If this fails, the next try deletes it, and puts the message.
+                # A deleted row cannot be written again. Write this row with a generation by which
+                # it never begins, and which readers leave alone, to see if it stays. If this fails,
+                # the next try deletes the row, and puts the message.
                 asked.tried = tried._replace(key=own_key(tried)._replace(generation=NEVER).text())
                 self._store.insert([asked.tried._replace(first=found.key.first)])
                 if not self._store.find([place]):
@@ -433,14 +438,14 @@ class KeyedPuts:
         )
 
     def _within(self, asked: Asked) -> Row:
-        """The row of a first put: if debounced, due no later than `max_wait` after its entry."""
+        """The row of a first put; if debounced, due no later than `max_wait` after its entry."""
         row, max_wait_ms = asked.row, asked.conflict.max_wait_ms
         if max_wait_ms is None:
             return row
         return self._at(row, min(row.due_ms, ceil_ms(row.entered_us) + max_wait_ms))
 
     def _at(self, row: Row, due_ms: int) -> Row:
-        """The same row, due at another time."""
+        """The same row, but due at another time."""
         shard = self._register.layout.shard(due_ms, row.shard.lane)
         return row._replace(shard=shard, due_ms=due_ms)
 
@@ -468,9 +473,9 @@ class KeyedPuts:
 
 
 def _is_placed(row: Row, key: KeyRow) -> bool:
-    """True if a key says that a row has been placed: of its message, or by its command.
+    """True if a key shows that a row has been placed, by its put or by its command.
 
-    The place decides of a command, because others may have taken the same generation.
+    For a command the place decides, because another command may have taken the same generation.
     """
     if own_key(row).generation == 1:
         return key.is_of(row) or key.ended == first_of(row)

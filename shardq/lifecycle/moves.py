@@ -1,4 +1,4 @@
-"""Moves that were begun and maybe not ended, kept so that a retry repeats the same moves."""
+"""Moves that were begun and perhaps not ended, kept so that a retry repeats the same moves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from shardq.stores.store import RowMove
 
 BEGUN_MAX = 10_000
-"""If there are more, other processes have settled the rows of most."""
+"""The most moves that are kept. If there are more, other processes have settled the rows of
+most."""
 _BEGUN_BYTES_MAX = 64 * 1024 * 1024
 
 
 class BegunMoves:
     """Moves of one queue that may be done, or half done: a large move's insert without its delete.
 
-    If there are too many, the oldest are forgotten, but none of the last call. From any thread.
+    If there are too many moves, the oldest are forgotten, but none of the last call. From any
+    thread.
     """
 
     def __init__(self) -> None:
@@ -33,11 +35,11 @@ class BegunMoves:
         return len(self._moves)
 
     def plan(self, rows: Iterable[Row], plan_of: Callable[[Row], RowMove]) -> list[RowMove]:
-        """The moves of rows: for each row the move begun before, else a new one."""
+        """The moves of rows: for each row the move that was begun before, else a new move."""
         moves = [self._moves.get(row.position) or plan_of(row) for row in rows]
         with self._lock:
             for move in moves:
-                # Added anew, so that a move tried again now is not among the oldest.
+                # Add it anew, so that a move tried again now is not among the oldest.
                 self._forget(move.old)
                 self._moves[move.old] = move
                 size = _size(move)
@@ -49,7 +51,7 @@ class BegunMoves:
         return moves
 
     def next_of(self, row: Row) -> Row | None:
-        """The row that this one may have been moved to; None if no such move was begun."""
+        """The row to which this row may have been moved; None if no such move was begun."""
         move = self._moves.get(row.position)
         return None if move is None else move.new
 
@@ -67,7 +69,7 @@ class BegunMoves:
 
 
 class Trail:
-    """Rows that are moved to now until none is late, by their first ids.
+    """Rows that are moved to now until none is late, by the ids that they had first.
 
     An earlier try that failed may have moved some of them, to places that may be late by now too.
 
@@ -94,17 +96,17 @@ class Trail:
                 self.rows.append(at)
 
     def to_look_for(self, late: Container[bytes]) -> list[Row]:
-        """The rows to look up: late ones, and those that an earlier try may have moved."""
+        """The rows to look up: late rows, and rows that an earlier try may have moved."""
         return [row for row in self.rows if row.id in self._followed or row.id in late]
 
     def find(self, rows: Iterable[Row]) -> None:
-        """Keep those of the rows found that an earlier try has moved."""
+        """Keep those of the found rows that an earlier try has moved."""
         for row in rows:
             if row.id in self._followed:
                 self.repaired[self._first[row.id]] = row
 
     def go_on(self, moves: Iterable[RowMove]) -> None:
-        """Go on with the new rows of these moves, which may be late again."""
+        """Continue with the new rows of these moves, which may be late again."""
         self.rows = []
         for move in moves:
             first = self._first[move.new.id] = self._first.get(move.old.id, move.old.id)

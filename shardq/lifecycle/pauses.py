@@ -1,4 +1,4 @@
-"""Pauses between tries: where other processes were quicker, and where the store failed."""
+"""Pauses between tries: after another process was faster, and after the store failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 _TRIES_MAX = 40
 _LONGEST_US = 250_000
 _DOUBLINGS_MAX = 4
-"""Newer callers would outrun a caller with much longer pauses for ever."""
+"""How often a pause doubles. With much longer pauses a caller would lose to newer callers for
+ever."""
 _BITS = 16
 _LEAST_S, _MOST_S = 0.1, 5.0
 _FAILS_MAX = 10
@@ -22,8 +23,9 @@ _FAILS_MAX = 10
 class Pauses:
     """Iterates over the tries of a change, and keeps callers of one record out of each other's way.
 
-    A pause is random, up to the time of the last try, twice that after each further try, 16 times
-    at most. Without pauses some of 16 callers that put under one key on Cassandra lose 20 times.
+    A pause is random, and at most as long as the last try took; twice as long after each further
+    try, up to 16 times. Without pauses some of 16 callers that put under one key on Cassandra lose
+    20 times.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -38,7 +40,7 @@ class Pauses:
             yield turn
 
     def wait(self) -> None:
-        """Wait after a try in which another process was quicker."""
+        """Wait after a try in which another process was faster."""
         took_us = self._clock.boot_us() - self._since_us
         longest_us = min(took_us << min(self._count, _DOUBLINGS_MAX), _LONGEST_US)
         self._clock.sleep(longest_us * secrets.randbits(_BITS) / (1_000_000 << _BITS))
@@ -47,10 +49,10 @@ class Pauses:
 
 
 class BackOff:
-    """The delays after failures in a row: 0.1 s, then twice as long each time, up to 5 s.
+    """The delays after successive failures: 0.1 s, then twice as long each time, up to 5 s.
 
     Attributes:
-        fails: How many failures in a row there were, up to 10.
+        fails: How many failures there were since the last success, up to 10.
     """
 
     def __init__(self) -> None:
@@ -63,5 +65,5 @@ class BackOff:
         return seconds
 
     def end(self) -> None:
-        """Note a success: the next failure is the first again."""
+        """Note a success: the next failure counts as the first again."""
         self.fails = 0

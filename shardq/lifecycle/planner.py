@@ -48,17 +48,18 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
 
 _NOTE_MS = 20
-"""A note is due this much later than now, so that no poll passes its due before it is stored."""
+"""How much later than now a note is due, so that no poll passes its due before the note is
+stored."""
 
 
 class Settlement(NamedTuple):
     """The plan for a delivery that was not acked.
 
     Attributes:
-        fate: The fate as decided: a retry may have become a burial.
-        move: The row's move; None if it stays.
-        edit: The row after its edit in place, with its old serial; None if it moves.
-        dead: The row of the dead message, if it is buried; only the move stores it.
+        fate: The fate as decided; a retry may have become a burial.
+        move: The row's move; None if the row stays.
+        edit: The row after its edit in place, with its old serial; None if the row moves.
+        dead: The row of the dead message, if the message is buried; only the move stores this row.
     """
 
     fate: Fate
@@ -68,28 +69,28 @@ class Settlement(NamedTuple):
 
 
 def lane_after(layout: Layout, row: Row) -> int:
-    """The lane that a row moves to: its group's, else its own if producers still fill that."""
+    """The lane a row moves to: its group's, or its own if producers still fill that lane."""
     if row.group is not None:
         return layout.group_lane(row.group)
     return layout.written_lane(row.shard.lane)
 
 
 def counted(row: Row, delivery: int) -> int:
-    """The deliveries that a message has had, with this one.
+    """How many deliveries a message has had, including this one.
 
     Args:
         row: The message's row.
-        delivery: The number of the delivery; 0 without one, for a message that was only read.
+        delivery: The number of the delivery; 0 for a message that was only read.
     """
     return max(delivery, row.attempt)
 
 
 def uncounted(row: Row, delivery: int) -> int:
-    """The deliveries that a message has had, without this one, which uses no attempt.
+    """How many deliveries a message has had, without this one, which uses no attempt.
 
     Args:
         row: The message's row.
-        delivery: The number of the delivery; 0 without one, for a message that was only read.
+        delivery: The number of the delivery; 0 for a message that was only read.
     """
     return delivery - 1 if delivery else row.attempt
 
@@ -117,7 +118,7 @@ class Planner:
         Args:
             row: The message's row.
             outcome: The outcome that was asked for.
-            delivery: The delivery's number; 0 without one, for a message that was only read.
+            delivery: The delivery's number; 0 for a message that was only read.
         """
         attempt = counted(row, delivery)
         outcome = decided(outcome, attempt, self._register)
@@ -148,20 +149,20 @@ class Planner:
     def receive(
         self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_lasting: bool
     ) -> RowMove | Row:
-        """The claim of a row for a caller of `receive`; it keeps the time of the first claim too.
+        """The claim of a row for a caller of `receive`. It also has the time of the first claim.
 
         Args:
             row: The message's row.
-            visibility_ms: How long from now.
+            visibility_ms: How long from now the claim lasts.
             delivery: The number of the delivery.
             holder: The caller's member.
-            is_lasting: True if the message's receipts are to last.
+            is_lasting: True if the message's receipts shall last.
         """
         received = received_at(row, self._clock.now_ms(), is_lasting=is_lasting)
         if row.is_lasting or not is_lasting:
             row = row if row.received else row._replace(received=received)
             return self.claim(row, visibility_ms, delivery, holder=holder)
-        # Set by the move: a row that has the mark before it moves gets a note.
+        # The move sets the mark: a row that has it before it moves gets a note.
         return self.claim(row, visibility_ms, delivery, holder=holder, received=received)
 
     def claim(
@@ -174,15 +175,15 @@ class Planner:
         is_counted: bool = True,
         received: str | None = None,
     ) -> RowMove | Row:
-        """The claim of a row whose delivery is under way elsewhere, until its time is up.
+        """The claim of a row whose delivery is under way elsewhere, until the claim's time is up.
 
         Args:
             row: The message's row.
-            visibility_ms: How long from now.
+            visibility_ms: How long from now the claim lasts.
             delivery: The number of the delivery.
             holder: The member or caller that has the delivery.
             is_counted: True if the delivery uses an attempt even if it never ends.
-            received: The column `received` from now on; None: as it is.
+            received: The new value of the column `received`; None leaves it as it is.
 
         Returns:
             The row's move; in a group lane the row as it is edited in place, with its old serial.
@@ -208,9 +209,9 @@ class Planner:
         return self.move(row, due_ms, attempt=row.attempt)
 
     def asked(self, row: Row, due_ms: int) -> Row:
-        """The new row of a waiting message that is to be due at another time, or now.
+        """The new row of a waiting message that becomes due at another time, or now.
 
-        The new due decides its place in its group.
+        The new due decides the message's place in its group.
 
         Args:
             row: The message's row.
@@ -221,10 +222,10 @@ class Planner:
     def kept(self, row: Row) -> Row:
         """The new row of a waiting message that changes: due as before, or now if that is past.
 
-        Its lateness and its place in its group stay the same.
+        The message's lateness and its place in its group stay the same.
         """
         if self._register.layout.is_of_groups(row.shard.lane):
-            # At its own due, though that may be past: a note leads the lane's owner there.
+            # Keep the row's due, though it may be past: a note leads the lane's owner there.
             return placed(
                 row, row.shard, row.due_ms, row_ids.next(self._clock.now_us()), claim=None
             )
@@ -249,7 +250,7 @@ class Planner:
     def share(self, row: Row, lane: int, *, after_ms: int) -> RowMove:
         """The move of a row to a lane that another member reads, due `after_ms` from now.
 
-        A later due stays. Lateness still counts from the same due.
+        A due that is later stays. Lateness still counts from the due before.
         """
         now_us = self._clock.now_us()
         due_ms = max(ceil_ms(now_us) + after_ms, row.due_ms)
@@ -265,7 +266,7 @@ class Planner:
         return RowMove(row.position, new)
 
     def repair(self, row: Row) -> RowMove:
-        """The move to now of a row that came too late, in this queue or its dead-letter queue."""
+        """The move to now of a row stored too late, in this queue or its dead-letter queue."""
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
         layout = self._register.layout_of(row.shard.queue)
@@ -285,8 +286,8 @@ class Planner:
 
         If the queue keeps no dead messages, the new row is stored nowhere.
         """
-        # Before the time is read: if the dead-letter queue is made here, its history begins now,
-        # and an earlier entry would be in no audit.
+        # Open it before the time is read: if the dead-letter queue is made now, its history begins
+        # now, and no audit would find an earlier entry.
         register = self._register
         dead = register if register.dead_name is None else register.dead()
         now_us = self._clock.now_us()
@@ -311,7 +312,7 @@ class Planner:
     def forward(self, row: Row, target: Register) -> RowMove:
         """The move of a row into another queue, where it enters anew under its old id.
 
-        A message that died or is being delivered is due at once, any other one as here.
+        A message that died or is being delivered is due at once; any other keeps its due.
         """
         if target.name == self._register.dead_name:
             return self.burial(row, "forwarded", attempt=row.attempt)
@@ -332,7 +333,7 @@ class Planner:
             new = new._replace(key=None)
         elif target.settings.keyed and new.key is None:
             new = new._replace(key=MessageKey(new.message_id).text())
-        # A queue that was dropped and made anew may not use such lanes yet.
+        # A queue that was dropped and made anew may not use such lanes so far.
         target.use_lanes_of([new.shard])
         return RowMove(row.position, new)
 
@@ -348,17 +349,17 @@ class Planner:
         is_for_others: bool = False,
         received: str | None = None,
     ) -> RowMove:
-        """The move of a row to a later due; never into the past.
+        """The move of a row to another due, which is never in the past.
 
         Args:
             row: The message's row.
             due_ms: The new due, epoch milliseconds.
-            attempt: Deliveries begun and recorded.
+            attempt: How many deliveries were begun and recorded.
             claim: The member that holds the delivery under way.
             error: Why the attempt has just failed, or was snoozed; None keeps the earlier error.
             is_failed: True if the attempt has failed.
-            is_for_others: True to pass the message to another member: it goes to the next lane,
-                because a member reads a lane for long. A message with a group waits until its lane
+            is_for_others: True to pass the message to another member: it moves to the next lane,
+                because a member reads a lane for long. A message with a group stays until its lane
                 has another owner.
             received: As `claim` takes it.
         """
@@ -382,5 +383,5 @@ class Planner:
 
 
 def _id_after(row: Row, now_us: int) -> bytes:
-    """A fresh id for a row that moves; with a key, the row born last is the current one."""
+    """A fresh id for a row that moves; with a key it is later than the message's earlier ids."""
     return row_ids.next(now_us) if row.key is None else ids.after(row.id, now_us)

@@ -7,8 +7,8 @@
  placings ─► names taken ─► rows written ─► slow? confirmed ─► old rows deleted
 ```
 
-A consumer's own acks under a valid lease are blind deletes. A move into another queue is an end in
-this queue and an entry in the other.
+A consumer deletes the rows of its own acks under a valid lease without a look. A move into another
+queue is an end in this queue and an entry in the other.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ T = TypeVar("T")
 _key_of = attrgetter("key")
 
 CLAIM_MARGIN_MS = 1_000
-"""A claim's holder may settle it until this long before its due, when others may hand it out."""
+"""A claim's holder may settle it only until this long before its due, when others may hand it
+out."""
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
 
 
 class Taken(NamedTuple):
-    """The names that placements have not got.
+    """The names that placements failed to take.
 
     Attributes:
-        refused: Names that were not as they had been read; nothing was written.
-        displaced: Names that were taken so slowly that others have taken them over meanwhile. The
-            new rows are written, and the old ones still exist.
+        refused: Names that had changed since they were read; nothing was written.
+        displaced: Names that were taken so slowly that other messages have taken them over
+            meanwhile. The new rows are written, and the old rows still exist.
     """
 
     refused: set[str]
@@ -68,8 +69,8 @@ class Settler:
     Args:
         member: The member that settles, for the ledger.
         on_far: Called with each due of a move that is more than `NEAR_MS` ahead.
-        lookers: Have a receiver of this process reread a row, or forget one that was deleted; False
-            if it does not own the row's group lane.
+        lookers: Let a receiver of this process reread a row, or forget a row that was deleted;
+            return False if the receiver does not own the row's group lane.
 
     Attributes:
         planner: Plans the changes of rows.
@@ -100,8 +101,8 @@ class Settler:
     def carry_out(self, moves: Sequence[RowMove]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do the moves whose old rows still exist; safe to repeat with the same moves.
 
-        A repeat after an unknown outcome does what is left: of a move that was done, nothing. Other
-        processes may do the same moves, with the same new rows: each message is moved once.
+        A repeat after an unknown outcome does only what is left. Other processes may do the same
+        moves, with the same new rows: each message is still moved once.
 
         Returns:
             The old positions of messages that others have settled, for which no new row exists; and
@@ -134,7 +135,8 @@ class Settler:
         self._pointers.after_end([there[old] for old in left])
         repaired = self.repair([move.new for move in moves])
         if gone:
-            # An earlier try whose answer was lost has done some of them: their new rows exist.
+            # An earlier try whose answer was lost may have done some of these moves: then their new
+            # rows exist.
             made = {
                 move.old: repaired.get(move.new.id, move.new).position
                 for move in moves
@@ -147,12 +149,13 @@ class Settler:
     def carry_out_surely(self, moves: Sequence[RowMove]) -> set[Position]:
         """Do the moves as `carry_out` does, and repeat them if the store fails.
 
-        A caller that repeated a half done move would plan it anew, and leave a copy.
+        A caller that repeated a half done move itself would plan a new move, and leave a copy.
 
         Returns:
-            The old positions that were gone before anything was done.
+            The old positions whose rows were gone before any move was done.
         """
-        # Read once: before a repeat, another may have settled the new row, and both are gone.
+        # Read this only once: before a repeat, another member may have settled the new row, so that
+        # both rows are gone.
         there = self._repeated(lambda: self.still_there(move.old for move in moves))
         self._repeated(self.carry_out, moves)
         return {move.old for move in moves} - there
@@ -168,7 +171,7 @@ class Settler:
         return work(*given)
 
     def _transfer(self, moves: Sequence[RowMove], rows: Sequence[Row]) -> None:
-        """Move rows to another queue where they have no keys, step by step.
+        """Move rows to another queue, where they have no keys, step by step.
 
         If the end were recorded before the other queue has the row, a crash in between would lose
         the message: its only row would be dropped. A crash between these steps leaves a copy.
@@ -180,7 +183,7 @@ class Settler:
             self._leave(entering, rows)
 
     def _leave(self, entering: Sequence[Row], rows: Sequence[Row]) -> None:
-        """End rows of this queue that another queue has by now."""
+        """End rows in this queue that another queue has by now."""
         self.ledger.enter(entering)
         fate = self.ledger.fate_of(entering[0])
         self.finish(rows, fate, list(map(died_after, entering, rows)))
@@ -195,8 +198,8 @@ class Settler:
             names_there: The keys of that queue.
 
         Returns:
-            The old positions that were gone before anything was done, and the moves that are not
-            done because others have their names.
+            The old positions whose rows were gone before any move was done, and the moves that are
+            not done because other messages have their names.
         """
         found = self._repeated(lambda: self._store.find([move.old for move in moves]))
         there = {row.position: row for row in found}
@@ -204,7 +207,7 @@ class Settler:
         left = self._repeated(
             self._revive, [move for move in moves if move.old in there], names_there
         )
-        # Another redrive may have put them back meanwhile.
+        # Another redrive may have put the messages back meanwhile.
         still = self._repeated(lambda: self.still_there(move.old for move in left))
         gone |= {move.old for move in left} - still
         kept = {move.old for move in left}
@@ -220,7 +223,8 @@ class Settler:
         """Put messages with a key into another queue, where they take their names.
 
         Returns:
-            The moves whose names others have there: nothing of them is written.
+            The moves of which other messages have the names in that queue: nothing of them is
+            written.
         """
         of: dict[str, list[RowMove]] = {}
         for move in moves:
@@ -237,7 +241,7 @@ class Settler:
                 if again := names_there.again(standing, own[0].new):
                     placings.append(again)
             elif standing.state.is_absent:
-                # Of several messages that died under one name the last one has it.
+                # Of several messages that died under one name, the last one gets the name.
                 last = [move for move in wanted if move.old in standing.key.places]
                 chosen[name] = (last or wanted)[0]
                 placings.append(names_there.placing(chosen[name].new, standing))
@@ -247,17 +251,17 @@ class Settler:
         return [move for move in moves if move.old not in done]
 
     def place(self, placings: Sequence[Placing], keys: MessageKeys | None = None) -> Taken:
-        """Place rows under different names, each in steps; a repeat finishes what is half done.
+        """Place rows under different names, each in steps; a repeat finishes half done placements.
 
-        The name is taken, the row written, the name confirmed if that took long, the old row
-        deleted.
+        The name is taken, the row is written, the name is confirmed if the write took long, and the
+        old row is deleted.
 
         Args:
             placings: The rows and their names.
-            keys: The names of another queue that the rows go to; None: those of this queue.
+            keys: The names of another queue into which the rows move; None for those of this queue.
 
         Raises:
-            StoreTimeout: Some may be placed.
+            StoreTimeout: Some rows may be placed.
             StoreRefused: The store refuses a row for good; names without their rows are given back.
         """
         if not placings:
@@ -272,7 +276,8 @@ class Settler:
         with begun("some of the keys are taken"):
             displaced = set(keys.displaced([one.change for one in done]))
             done = [one for one in done if one.name not in displaced] if displaced else done
-            # Deleted last: a command that has displaced another may still use the old row.
+            # Delete the old rows last: a command that has displaced another may still use the old
+            # row.
             if old := [one.old for one in done if one.old and not one.change.delete]:
                 self._store.delete(old)
             for one in done:
@@ -291,14 +296,13 @@ class Settler:
         return {row.position for row in self._store.find(positions)}
 
     def repair(self, rows: Iterable[Row]) -> dict[bytes, Row]:
-        """Move just written rows to now if they came too late for the readers of their minutes.
+        """Move rows just written to now if they were stored too late for their minutes' readers.
 
         Returns:
-            Row id as written -> the present row, for rows that had to be moved, also by an earlier
-            try.
+            Row id as written -> the present row, for rows that this call or an earlier try moved.
 
         Raises:
-            StoreTimeout: The rows are written, and some may not be moved.
+            StoreTimeout: The rows are written, and some that should have been moved may not be.
         """
         trail = Trail(self._begun, rows)
         for _ in range(_REPAIRS):
@@ -322,10 +326,10 @@ class Settler:
                 try:
                     self._store.move(with_notes)
                 except StoreTimeout:
-                    # Repeated here: a caller that tries again would find no late row to repair.
+                    # Repeat it here: a caller that tries again would find no late row to repair.
                     self._repeated(self._store.move, with_notes)
             except StoreUnavailable as error:
-                # The repair was not applied, but the rows were written.
+                # No row was moved, but the rows were written.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
             trail.go_on(moves)
         trail.end()
@@ -336,11 +340,11 @@ class Settler:
 
         Args:
             rows: The rows, which may be gone.
-            attempts: Deliveries of each; by default those of the rows.
+            attempts: How many deliveries each message has had; by default as the rows say.
 
         Raises:
-            StoreTimeout: Maybe applied. A message whose end is recorded has ended: its row, if it
-                still exists, is never delivered.
+            StoreTimeout: The ends may be applied. A message whose end is recorded has ended: if its
+                row still exists, it is never delivered.
         """
         if not rows:
             return
@@ -352,16 +356,16 @@ class Settler:
             self._remove(rows, fate)
 
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
-        """End messages as `finish` does, and `tell` readers that may have the rows in memory."""
+        """End messages as `finish` does, and `tell` readers that may have their rows in memory."""
         self.finish(rows, fate, attempts)
         self.tell(rows, are_gone=True)
 
     def tell(self, rows: Sequence[Row], *, are_gone: bool = False) -> None:
-        """Have the owners of group lanes reread rows that were settled, moved or edited.
+        """Let the owners of group lanes reread rows that were settled, moved or edited.
 
-        A far row is left out: no owner has read it, however far the owner's clock is ahead.
-        An error of the store is only logged, because the rows are settled: a group is then
-        unblocked when the time of its head would have been up.
+        A far row is left out: no owner has read it, however far the owner's clock is ahead. An
+        error of the store is only logged, because the rows are settled. The group of such a row is
+        then unblocked when the time of its head would have been up.
         """
         layout = self._register.layout
         far_ms = self._clock.now_ms() + layout.offset_ms
@@ -381,11 +385,11 @@ class Settler:
             log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
 
     def edit(self, edits: Sequence[tuple[Row, Row]]) -> None:
-        """Edit rows of group lanes in place, for one who is not the owner of the lanes.
+        """Edit rows of group lanes in place, for a member or caller that does not own the lanes.
 
         Args:
-            edits: Rows as they are, which the caller has read just now, and as they are to be; the
-                serials are set here.
+            edits: Pairs of the row as the caller has just read it, and as it should become; this
+                method sets the serials.
         """
         if edits:
             self._store.edit(
@@ -396,12 +400,13 @@ class Settler:
     def drop(self, rows: Sequence[Row]) -> None:
         """Remove rows of one queue whose messages have ended; the rows may be gone.
 
-        The process that recorded the ends crashed before the delete, or a replica missed it.
+        The process that recorded the ends crashed before the delete, or a replica missed the
+        delete.
         """
         self._remove(rows, None)
 
     def without_ended(self, rows: list[Row]) -> list[Row]:
-        """The rows of one queue whose messages have not ended, by its ledger; drops the others."""
+        """The rows of one queue whose messages have not ended by its ledger; drops the others."""
         if not rows or not self.ledger.covers(rows[0].shard.queue):
             return rows
         ended = self.ledger.finished(rows)
@@ -411,12 +416,13 @@ class Settler:
         return [row for row in rows if row.id not in ended]
 
     def delete(self, positions: Iterable[Position]) -> None:
-        """Remove rows that were moved and still exist beside their new ones."""
+        """Remove rows that were moved and still exist beside their new rows."""
         self._store.delete(positions)
 
     def _remove(self, rows: Sequence[Row], fate: End | None) -> None:
         self._pointers.before_end(rows, fate)
-        # Names are freed first: a message that has lost its name never begins, whatever its row.
+        # The names are freed first: a message that has lost its name never begins, even if its row
+        # stays.
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])

@@ -1,4 +1,4 @@
-"""Puts within a trace: their messages carry it in their headers."""
+"""Puts within a trace: the messages carry the trace in their headers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TracedProducer(Producer):
         if not self._traces.is_within:
             return super().put(body, headers=headers, **options)
         with self._traces.send(self._queue) as span:
-            # What is no mapping is refused where all headers are checked.
+            # Headers that are no mapping are refused later, where all headers are checked.
             if headers is None or isinstance(headers, Mapping):
                 headers = carried(self._traces.current, headers or {})
             message = super().put(body, headers=headers, **options)
@@ -65,14 +65,14 @@ class TracedProducer(Producer):
 
 
 def _carrying(items: Iterable[Item], trace: Mapping[str, str]) -> Iterator[Item]:
-    """Items of `put_many` that carry a trace, unless they have one."""
+    """Items of `put_many` that carry a trace, except items that carry one already."""
     iterator = iterator_of(items)
     text = write_headers(trace)
 
     def carrying() -> Iterator[Item]:
         for item in iterator:
             if type(item) is bytes:
-                # The fastest way of an item with headers.
+                # `Sealed` is the fastest form of an item with headers.
                 yield Sealed(item, text)
             elif isinstance(item, str):
                 yield {"body": item, "headers": trace}

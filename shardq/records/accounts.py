@@ -8,8 +8,9 @@
  └── key SQ..
 ```
 
-No secret is stored: of a random one its hash is, a derived one follows from the master key. So a
-secret is shown once. `server/access.py` checks requests against what is stored here.
+No secret is stored. Of a random secret the hash is stored, and a derived secret follows from the
+master key. So a secret is shown only once, when it is made. `server/access.py` checks requests
+against these accounts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Registers
 
 DEFAULT_ACCOUNT = "000000000000"
-"""The id of the first account, and of requests to an open server: its queues have plain names."""
+"""The id of the first account, which requests to an open server also have: its queues have plain
+names."""
 NAME_MAX = 100
 LABEL_MAX = 100
 RATE_MAX = 1_000_000
@@ -79,15 +81,15 @@ class Grant(msgspec.Struct, frozen=True):
     """The rights of a key, as stored.
 
     Attributes:
-        levels: The letters of its levels.
-        queues: Patterns of the queues that it may use.
-        secrets: Its secrets, the newest first.
-        made_ms: When it was made, epoch milliseconds.
-        end_ms: When it ends, epoch milliseconds; 0: never.
-        label: A text by which people know it.
-        rate: The most requests a second in each server process; 0: any number.
-        depth: No puts into a queue that holds this many messages; 0: any number.
-        revoked_ms: When it was revoked, epoch milliseconds; 0: it was not.
+        levels: The letters of the key's levels.
+        queues: Patterns of the queues that the key may use.
+        secrets: The key's secrets, the newest first.
+        made_ms: When the key was made, epoch milliseconds.
+        end_ms: When the key ends, epoch milliseconds; 0 if never.
+        label: A text by which people know the key.
+        rate: The most requests a second in each server process; 0 for any number.
+        depth: No puts into a queue that holds this many messages; 0 for any number.
+        revoked_ms: When the key was revoked, epoch milliseconds; 0 if it was not.
     """
 
     levels: str
@@ -101,18 +103,18 @@ class Grant(msgspec.Struct, frozen=True):
     revoked_ms: int = 0
 
     def end_by(self, end_ms: int) -> int:
-        """When a url ends that was signed for the key until a time: with the key, at the latest."""
+        """The end of a url that the key signed until a time: no later than the key's own end."""
         return min(end_ms, self.end_ms or end_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account: its keys use its queues.
+    """An account, with keys by which requests use its queues.
 
     Attributes:
         id: 12 digits.
-        name: Its name.
-        made_ms: When it was made, epoch milliseconds.
+        name: The account's name.
+        made_ms: When the account was made, epoch milliseconds.
     """
 
     id: str
@@ -125,10 +127,10 @@ class AccountKey:
     """A key of an account.
 
     Attributes:
-        id: 20 capitals and digits, which are no secret.
+        id: 20 capitals and digits; it is no secret.
         account: The account's id.
-        grant: What it may do.
-        version: How often it was stored.
+        grant: What the key may do.
+        version: How often the key was stored.
     """
 
     id: str
@@ -144,11 +146,11 @@ class AccountKey:
 
     @property
     def is_derived(self) -> bool:
-        """True if its secrets sign by SigV4."""
+        """True if the key's secrets are derived, and so can sign by SigV4."""
         return self.grant.secrets[0].hash is None
 
     def secrets(self, now_ms: int) -> tuple[Secret, ...]:
-        """The secrets that have not ended, the newest first."""
+        """The key's secrets that have not ended, the newest first."""
         return tuple(one for one in self.grant.secrets if not one.until_ms or now_ms < one.until_ms)
 
 
@@ -158,7 +160,7 @@ class IssuedKey:
 
     Attributes:
         key: The key.
-        secret: The secret: of a derived one, what an SDK calls its secret access key.
+        secret: The secret; if it is derived, SDKs call it the secret access key.
     """
 
     key: AccountKey
@@ -180,11 +182,11 @@ class Accounts:
 
     @property
     def master(self) -> MasterKey:
-        """The master key, read or made at its first use."""
+        """The master key, read or made at the first use."""
         return self._master or self.read_master()
 
     def read_master(self) -> MasterKey:
-        """Read the master key, or make it: at most two reads and an LWT."""
+        """Read the master key, or make it. Costs at most two reads and an LWT."""
         self._master = master_key(self._store)
         return self._master
 
@@ -195,8 +197,8 @@ class Accounts:
 
         Args:
             name: 1 to 100 printable characters.
-            account_id: 12 digits. None: those of `DEFAULT_ACCOUNT` for the first account, others
-                that follow from the name for each later one.
+            account_id: 12 digits. None for those of `DEFAULT_ACCOUNT` if this is the first account,
+                else for digits that follow from the name.
 
         Raises:
             BadName: If the name cannot be used.
@@ -223,7 +225,7 @@ class Accounts:
         raise StoreUnavailable(f"account {name!r} could not be made: others kept making accounts.")
 
     def all_accounts(self) -> list[Account]:
-        """All accounts by name: one read."""
+        """All accounts, by name. Costs one read."""
         found = []
         for account_id, record in self._store.notes(ACCOUNTS, ()).items():
             if account_id != ROW:
@@ -235,7 +237,7 @@ class Accounts:
         """An account by its id or name.
 
         Raises:
-            UnknownAccount: If there is none.
+            UnknownAccount: If there is no such account.
         """
         there = self.all_accounts()
         found = [one for one in there if named == one.id] or [
@@ -252,11 +254,11 @@ class Accounts:
     # Keys -----------------------------------------------------------------------------------------
 
     def all_keys(self, damaged: dict[str, StoreCorrupt] | None = None) -> list[AccountKey]:
-        """All keys, revoked ones too, by account and age: one read.
+        """All keys, including revoked ones, by account and age. Costs one read.
 
         Args:
-            damaged: Gets the errors of keys that cannot be read, by their ids. None: the first is
-                raised.
+            damaged: Gets the errors of keys that cannot be read, by their ids; if None, the first
+                error is raised.
 
         Raises:
             StoreCorrupt: If a key cannot be read.
@@ -272,10 +274,10 @@ class Accounts:
         return sorted(found, key=lambda one: (one.account, one.grant.made_ms, one.id))
 
     def key(self, key_id: str) -> AccountKey:
-        """A key by its id, as it was stored last.
+        """A key by its id, as last stored.
 
         Raises:
-            UnknownAccount: If there is none.
+            UnknownAccount: If there is no such key.
         """
         record = self._store.records(ACCESS, (), [key_id]).get(key_id)
         if record is None:
@@ -301,12 +303,13 @@ class Accounts:
         Args:
             account: The account.
             levels: As `grants.levels_of` takes them.
-            queues: Patterns of the queues that it may use.
-            end_ms: When it ends, epoch milliseconds; 0: never.
-            label: A text by which people know it, to 100 characters.
-            rate: The most requests a second in each server process; 0: any number.
-            depth: No puts into a queue that holds this many messages; 0: any number.
-            is_derived: True if it also signs by SigV4, for which a server must know the secret.
+            queues: Patterns of the queues that the key may use.
+            end_ms: When the key ends, epoch milliseconds; 0 if never.
+            label: A text by which people know the key, up to 100 characters.
+            rate: The most requests a second in each server process; 0 for any number.
+            depth: No puts into a queue that holds this many messages; 0 for any number.
+            is_derived: True if the key also signs by SigV4, for which a server must know the
+                secret.
 
         Raises:
             UsageError: If a value cannot be used; nothing was written.
@@ -336,18 +339,18 @@ class Accounts:
         return IssuedKey(made, secret)
 
     def rotate(self, key_id: str, keep_ms: int) -> IssuedKey:
-        """Give a key another secret. The one before stays valid for a while, older ones end now.
+        """Give a key a new secret. The last secret stays valid for a while, older ones end now.
 
         Args:
             key_id: The key.
-            keep_ms: How long the secret before stays valid, milliseconds.
+            keep_ms: How long the last secret stays valid, milliseconds.
 
         Raises:
             UnknownAccount: If there is no such key.
-            UsageError: If it was revoked or has ended.
+            UsageError: If the key was revoked or has ended.
         """
         now_ms = self._clock.now_ms()
-        # Made once: a random secret must be that of the record which is written.
+        # Make a secret once: a random secret must be the same as in the record that is written.
         made: dict[int, tuple[Secret, str]] = {}
 
         def step(key: AccountKey) -> Grant:
@@ -380,11 +383,11 @@ class Accounts:
     # Secrets --------------------------------------------------------------------------------------
 
     def secret_of(self, key: AccountKey, secret: Secret) -> str:
-        """A derived secret."""
+        """The text of a derived secret."""
         return secret_text(self.master.derive("secret", key.id, secret.generation))
 
     def is_secret(self, key: AccountKey, secret: Secret, given: str) -> bool:
-        """True if a text is this secret of a key; compared in constant time."""
+        """True if a text is this secret of a key. The comparison takes constant time."""
         if secret.hash is None:
             return hmac.compare_digest(self.secret_of(key, secret).encode(), given.encode())
         return hmac.compare_digest(secret.hash, _hash(given))
@@ -412,7 +415,7 @@ class Accounts:
 
 
 def _hash(secret: str) -> bytes:
-    # A slow hash protects words that people choose; this is 256 random bits.
+    # A slow hash would protect words that people choose; this secret has 256 random bits.
     return hashlib.sha256(secret.encode()).digest()
 
 
@@ -435,7 +438,7 @@ def _read(text: str, kind: type[S], whose: str) -> S:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        # The text is not shown: it may have hashes in it.
+        # The text is not shown, because it may contain hashes.
         raise StoreCorrupt(
             f"the record of {whose} is damaged; restore the store from a copy."
         ) from error

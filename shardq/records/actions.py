@@ -1,6 +1,6 @@
 """Commands by server and shell that changed something: the user, the command, its outcome.
 
-Neither bodies nor secrets are in it. A row is kept for 90 days.
+The record contains neither bodies nor secrets. A row is kept for 90 days.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 KEPT_DAYS = 90
 DONE: Final = "done"
 TEXT_MAX = 200
-"""Characters of each column."""
+"""How many characters of each column are kept."""
 _DAY_MS = 86_400_000
 
 
@@ -63,11 +63,11 @@ class Action(NamedTuple):
     """A command that was given.
 
     Attributes:
-        at_ms: When it ended, epoch milliseconds.
+        at_ms: When the command ended, epoch milliseconds.
         who: A key's id with its account, or a user at a shell.
         via: The way in: `shell`, `sqs`, `http`.
         what: One of `What`.
-        object: The thing that it was about: a queue, a message's id.
+        object: What the command was about: a queue, or a message's id.
         outcome: `done`, or the name of the error.
     """
 
@@ -89,7 +89,7 @@ class Actions:
     def record(self, who: str, via: str, what: What, about: str, outcome: str = DONE) -> None:
         """Record a command; a failure is logged, because the command itself has been carried out.
 
-        A note: one round trip.
+        Costs one round trip.
         """
         row_id = row_ids.next(self._clock.now_us())
         note = ActionNote(*(sound_text(one)[:TEXT_MAX] for one in (who, via, what, about, outcome)))
@@ -109,13 +109,13 @@ class Actions:
         """The last commands, the last one first. Reads a day at a time.
 
         Args:
-            limit: The most of them.
-            since_ms: Only those from this time on, epoch milliseconds.
-            where: Only those for which it is True.
+            limit: The most commands to return.
+            since_ms: Only commands from this time on, epoch milliseconds.
+            where: Only commands for which this function returns True.
         """
         today = self._clock.now_ms() // _DAY_MS
         found: list[Action] = []
-        # The clock of another process may be ahead of this one.
+        # Begin a day ahead: the clock of another process may be ahead of this one.
         for day in range(today + 1, max(since_ms // _DAY_MS, today - KEPT_DAYS) - 1, -1):
             rows = self._store.notes(ACTIONS, (day,))
             actions = [Action(birth_us(row_id) // 1_000, *note) for row_id, note in rows.items()]

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 _TRIES = 20
 _ARN = re.compile(r"arn:aws:sqs:([a-z0-9-]{1,40}):([0-9]{12}):([A-Za-z0-9._-]{1,85})")
 TASKS_MAX: Final = 10
-"""Move tasks that an endpoint keeps, the newest."""
+"""How many move tasks an endpoint keeps: the newest."""
 
 
 class MoveTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A task that moves the messages of a queue into another one.
 
     Attributes:
-        id: Its name, random.
-        target: The ARN of the queue that takes the messages; empty: each one's source.
-        rate: Messages a second, at most; 0: as many as can be.
+        id: The task's name, which is random.
+        target: The ARN of the queue that takes the messages; empty if each goes back to its source.
+        rate: The most messages a second; 0 for as many as possible.
         status: `RUNNING`, `COMPLETED`, `CANCELLING`, `CANCELLED` or `FAILED`.
-        begun_ms: When it was begun, epoch milliseconds.
-        at_ms: When its mover last wrote this record: another server continues a task whose mover
-            is silent.
-        moved: Messages moved so far.
-        total: Messages to move, as counted at its begin.
-        reason: Why it failed; empty if it has not.
+        begun_ms: When the task was begun, epoch milliseconds.
+        at_ms: When its mover last wrote this record: another server continues a task whose mover is
+            silent.
+        moved: How many messages were moved so far.
+        total: How many messages are to be moved, as counted when the task began.
+        reason: Why the task failed; empty if it has not.
     """
 
     id: str
@@ -54,7 +54,7 @@ class MoveTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_open(self) -> bool:
-        """True if it moves messages still."""
+        """True if the task still moves messages."""
         return self.status in {"RUNNING", "CANCELLING"}
 
 
@@ -64,10 +64,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         queue: The name of the queue in shardq.
         made_ms: When the endpoint was made, epoch milliseconds.
-        changed_ms: When its attributes were last changed.
-        purged_ms: When it was last purged; 0: never.
-        attributes: SQS's attributes as they were set; one that was not set has its default.
-        tags: Its tags.
+        changed_ms: When the attributes were last changed.
+        purged_ms: When the queue was last purged; 0 if never.
+        attributes: SQS's attributes as they were set; an attribute that was not set has its
+            default.
+        tags: The queue's tags.
         tasks: The newest move tasks that have the queue as their source, newest first.
     """
 
@@ -104,7 +105,7 @@ class EndpointAddress(NamedTuple):
 
     @classmethod
     def of_arn(cls, arn: str) -> EndpointAddress | None:
-        """The address in an ARN of a queue; None if it is none.
+        """The address in an ARN of a queue; None if the text is no such ARN.
 
         >>> EndpointAddress.of_arn("arn:aws:sqs:us-east-1:000000000000:mail").name
         'mail'
@@ -120,19 +121,19 @@ class Endpoints:
         self._store = store
 
     def read(self, address: EndpointAddress) -> Endpoint | None:
-        """The endpoint at an address; None if there is none. A SERIAL read where it matters.
+        """The endpoint at an address; None without one, which a SERIAL read confirms.
 
         Raises:
-            StoreCorrupt: If its record is damaged.
+            StoreCorrupt: If the endpoint's record is damaged.
         """
-        # A plain read may miss the newest change, so nothing found is asked for once more.
+        # A plain read may miss the newest change: if it finds nothing, read once more.
         found = self._store.notes(ENDPOINTS, address[:2], [address.name]).get(address.name)
         if found is None or found.info is None:
             found = self._record(address)
         return None if found is None else _endpoint(address, found)
 
     def some(self, account: str, region: str, names: Iterable[str]) -> dict[str, Endpoint]:
-        """Name -> the endpoint, of those that one plain read finds, without damaged ones."""
+        """Name -> the endpoint, for those that one plain read finds and that are not damaged."""
         found = {}
         for name, record in self._store.notes(ENDPOINTS, (account, region), names).items():
             if record.info is not None:
@@ -141,7 +142,7 @@ class Endpoints:
         return found
 
     def all(self, account: str, region: str) -> dict[str, Endpoint]:
-        """Name -> the endpoint, of all of an account and region, sorted by name: one read."""
+        """Name -> the endpoint, for all of an account and region, by name. Costs one read."""
         found = self._store.notes(ENDPOINTS, (account, region))
         return {
             name: _endpoint(EndpointAddress(account, region, name), record)
@@ -150,7 +151,7 @@ class Endpoints:
         }
 
     def make(self, address: EndpointAddress, endpoint: Endpoint) -> Endpoint:
-        """Make an endpoint; returns it, or the one that is at its address already."""
+        """Make an endpoint; returns it, or the endpoint that its address has already."""
         while True:
             record = EndpointRecord(_text(endpoint), 1)
             if self._write(address, record, None):
@@ -165,14 +166,14 @@ class Endpoints:
         """Change an endpoint by compare-and-set.
 
         Args:
-            address: Where it is.
-            step: Returns the endpoint to store, of the stored one; None for no change.
+            address: The endpoint's address.
+            step: Given the stored endpoint, returns the endpoint to store; None for no change.
 
         Returns:
             The endpoint as it is stored now; None if there is none.
 
         Raises:
-            StoreUnavailable: If other processes keep changing it.
+            StoreUnavailable: If other processes keep changing the endpoint.
         """
         for _ in range(_TRIES):
             found = self._record(address)
@@ -190,11 +191,11 @@ class Endpoints:
         )
 
     def remove(self, address: EndpointAddress, made_ms: int) -> Endpoint | None:
-        """Remove an endpoint; returns it, or None if there is none.
+        """Remove an endpoint; returns the endpoint, or None if there is none.
 
         Args:
-            address: Where it is.
-            made_ms: When it was made: one that was made there since stays.
+            address: The endpoint's address.
+            made_ms: When the endpoint was made: an endpoint made at the address since then stays.
         """
         for _ in range(_TRIES):
             found = self._record(address)

@@ -46,24 +46,27 @@ log = logging.getLogger(__name__)
 MINUTE, MEMBER = 0, "#"
 """The key of the folded row, which no process has."""
 OPEN_MS = 5_000
-"""Counting processes store totals more often. A row further ahead is of a clock set back since."""
+"""How old the stored totals of a counting process are at most. A row that is further ahead than
+this is from before the clock was set back."""
 _MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
 _AGE_MS = 600_000
-"""Younger rows are not folded: their processes may add to them, and their last minutes are read."""
+"""Rows younger than this are not folded: their processes may add to them, and their last minutes
+are read."""
 _KEPT_HOURS = 7 * 24
-"""A process that seemed crashed may have been frozen, and continue, within this time."""
+"""For how long a process that seemed crashed may have been frozen, and continue after all."""
 _ROWS_MAX = 150
-"""Rows of one fold, and as many digests of earlier ones: 16 bytes each in the folded row."""
+"""How many rows one fold takes. Twice as many digests of earlier rows are kept, 16 bytes each in
+the folded row."""
 _ROUNDS = 25
 
 
 class Folded(Totals):
     """The row with the totals of ended processes; written by compare and set alone.
 
-    Its counts are their sum, without lateness, with `mended`.
+    Its counts are the sum of those processes' counts, without lateness, and with `mended`.
 
     Attributes:
         at_ms: When the row was stored, epoch milliseconds.
@@ -91,10 +94,10 @@ class Folded(Totals):
     digests: dict[str, Count] = field(default_factory=dict)
 
     def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
-        """The row with other rows added, and without lateness of over a day ago.
+        """This row with other rows added, and without lateness that is more than a day old.
 
         Args:
-            rows: Rows that are not in it yet.
+            rows: Rows that were not added before.
             layout: The queue's layout.
             now_ms: Epoch milliseconds.
         """
@@ -124,12 +127,12 @@ class Stored:
     """The totals that a queue's processes have stored, by one read.
 
     Attributes:
-        queue: The name under which they are stored, `Register.totals_key`.
-        totals: The sum of all.
+        queue: The name under which the totals are stored, `Register.totals_key`.
+        totals: The sum over all processes.
         rows: Rows of processes that are not folded yet.
-        left_out: Folded rows that still exist: not deleted yet, or written again by a process that
-            was frozen.
-        folded: The folded row; an empty one if there is none.
+        left_out: Folded rows that still exist, because they are not deleted yet, or were written
+            again by a process that was frozen.
+        folded: The folded row; an empty row if there is none.
         text: The folded row's stored form; None if there is none.
     """
 
@@ -150,14 +153,14 @@ class Stored:
         """How many messages entered, and left, in rows that began at a minute or later.
 
         Args:
-            minute: The minute with which this hour or the last one begins.
+            minute: The first minute of this hour or of the last one.
         """
         counted = [(row.put, row.gone) for row in self.rows if row.minute >= minute]
         counted += [counts for began, counts in self.folded.hours.items() if began >= minute]
         return sum(put for put, _ in counted), sum(gone for _, gone in counted)
 
     def counting(self, now_ms: int) -> list[StatsRow]:
-        """Rows of processes that count now: counts of their last 2 s may not be stored."""
+        """Rows of processes that count now: counts of their last 2 s may not be stored yet."""
         return [row for row in self.rows if row.is_open and abs(now_ms - row.at_ms) <= OPEN_MS]
 
     def gaps(self, now_ms: int) -> list[StatsRow]:
@@ -169,14 +172,14 @@ class Stored:
         return [row for row in (*self.rows, *self.left_out) if self.is_gap(row, now_ms)]
 
     def lateness(self, now_ms: int) -> Lateness:
-        """Lateness of the deliveries of this minute and the four before."""
+        """Lateness of the deliveries of this minute and the four minutes before."""
         found = Lateness()
         for late in self.recent(now_ms).values():
             found.merge(late)
         return found
 
     def recent(self, now_ms: int) -> dict[int, Lateness]:
-        """Minute since the epoch -> lateness of its deliveries, for this one and four before."""
+        """Minute since the epoch -> lateness of its deliveries, for the last five minutes."""
         found: dict[int, Lateness] = {}
         for row in self.rows:
             for minute, late in row.recent.items():
@@ -185,7 +188,7 @@ class Stored:
         return found
 
     def recent_put(self, now_ms: int) -> Counter[int]:
-        """Minute since the epoch -> messages put in it, for this one and four before."""
+        """Minute since the epoch -> messages put in it, for the last five minutes."""
         found: Counter[int] = Counter()
         for row in self.rows:
             found.update(row.recent_put)
@@ -193,7 +196,7 @@ class Stored:
         return Counter({m: n for m, n in found.items() if 0 <= this - m < RECENT_MINUTES})
 
     def recent_producers(self, now_ms: int) -> Counter[str]:
-        """Process -> messages that it has put in these minutes; without those that put none."""
+        """Process -> how many messages it put in the last five minutes, if it put any."""
         this = now_ms // _MINUTE_MS
         found: Counter[str] = Counter()
         for row in self.rows:
@@ -202,7 +205,7 @@ class Stored:
         return +found
 
     def lateness_of_day(self, now_ms: int, layout: Layout) -> Lateness:
-        """Lateness of the deliveries of the last 24 h, and of up to 4 h before them."""
+        """Lateness of the deliveries of the last 24 h, and of up to 4 h before."""
         found = Lateness()
         for row in self.rows:
             if abs(now_ms - layout.start_ms(row.minute)) <= _DAY_MS:
@@ -213,9 +216,10 @@ class Stored:
         return found
 
     def settled(self, layout: Layout, now_ms: int) -> Folded:
-        """The folded row after a full count, without its result.
+        """The folded row after a full count, still without the count's result.
 
-        Rows from before the clock was set back are folded: no later count could settle them.
+        Rows from before the clock was set back are folded, because no later count could settle
+        them.
 
         Args:
             layout: The queue's layout.
@@ -226,18 +230,18 @@ class Stored:
 
     def is_gap(self, row: StatsRow, now_ms: int) -> bool:
         """True if counts of a row may be missing, or be counted twice."""
-        # A folded row was settled before; its process may have written it again.
+        # A folded row was settled before; its process may have written the row again.
         is_folded = row.digest in self.folded.digests
         is_stale = row.is_open and not is_folded and abs(now_ms - row.at_ms) > OPEN_MS
         return (is_stale or row.late_ms > 0) and not self.is_settled(row, now_ms)
 
     def is_settled(self, row: StatsRow, now_ms: int) -> bool:
-        """True if a full count since has found the messages that a row lacks."""
+        """True if a later full count has found the messages that a row lacks."""
         mended_ms = self.folded.mended_ms
         if _is_ahead(row, now_ms):
-            # Only the count that has folded it has settled it.
+            # Only the count that has folded such a row has settled it.
             return row.digest in self.folded.digests
-        # A count that is ahead was made before the clock was set back: it proves nothing.
+        # A full count that is ahead was made before the clock was set back, and proves nothing.
         if mended_ms > now_ms + OPEN_MS:
             return False
         stored_ms = row.at_ms + OPEN_MS if row.is_open else 0
@@ -245,23 +249,23 @@ class Stored:
 
 
 def stored_totals(store: Noted, queue: str) -> Stored:
-    """The totals of a queue since it was made, by its processes.
+    """The totals that a queue's processes have stored since the queue was made.
 
     Args:
         store: The store.
-        queue: The name under which its totals are stored, `Register.totals_key`.
+        queue: The name under which the queue's totals are stored, `Register.totals_key`.
 
     Raises:
-        StoreCorrupt: If a row cannot be read; names the row.
+        StoreCorrupt: If a row cannot be read; the error names the row.
     """
     return _read(store, queue, None)
 
 
 def write_folded(store: Registers, stored: Stored, folded: Folded, now_ms: int) -> bool:
-    """Store a folded row in place of the one in `stored`; False if that has changed: reread.
+    """Store a folded row in place of the one in `stored`; False if that one has changed since.
 
     Raises:
-        StoreTimeout: Maybe stored; reread.
+        StoreTimeout: The row may be stored; reread the totals.
     """
     text = replace(folded, at_ms=now_ms).to_json()
     seen, new = {"totals": stored.text}, {"totals": text}
@@ -279,14 +283,14 @@ def drop_damaged(store: Registers, queue: str, now_ms: int) -> list[str]:
     rows = list(wrong)
     folded = [row for row in rows if row == (MINUTE, MEMBER)]
     if folded:
-        # It is written by compare and set alone, so an empty one replaces it.
+        # The folded row is written by compare and set alone, so an empty one replaces it.
         write_folded(store, stored, Folded(), now_ms)
     store.erase(STATS, (queue,), [row for row in rows if row not in folded])
     return list(wrong.values())
 
 
 def fold(store: Registers, clock: Clock, register: Register) -> int:
-    """Fold the totals of ended processes into one row; any number of processes may do so at once.
+    """Fold the totals of ended processes into one row; many processes may do so at the same time.
 
     Old rows are folded if they are closed, or if a full count has settled them. Costs a read of all
     rows and, if there are any to fold, an LWT and a batch of deletes.
@@ -295,14 +299,15 @@ def fold(store: Registers, clock: Clock, register: Register) -> int:
         How many rows were folded.
 
     Raises:
-        StoreUnavailable, StoreTimeout: Folded rows still count once.
+        StoreUnavailable, StoreTimeout: Even then every row counts once.
     """
     queue, layout = register.totals_key, register.layout
     count = 0
     for _ in range(_ROUNDS):
         now_ms = clock.now_ms()
         stored = stored_totals(store, queue)
-        # Deleted a round after they were folded, so that readers of the older folded row find them.
+        # Delete rows a round after they were folded, so that readers of the older folded row still
+        # find them.
         gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
         if gone:
             store.erase(STATS, (queue,), [(row.minute, row.member) for row in gone])
@@ -336,12 +341,12 @@ def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> 
 
 
 def _is_ahead(row: StatsRow, now_ms: int) -> bool:
-    """True if a row is from the future: the clock was set back since."""
+    """True if a row is from the future, because the clock was set back since."""
     return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
 
 
 def _read(store: Noted, queue: str, wrong: dict[tuple[int, str], str] | None) -> Stored:
-    """The rows of a queue; damaged ones are added to `wrong`, or raised if that is None."""
+    """The rows of a queue; damaged rows are added to `wrong`, or raise if that is None."""
     folded, text = Folded(), None
     found: list[StatsRow] = []
     for key, stored in sorted(store.notes(STATS, (queue,)).items()):

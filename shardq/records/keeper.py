@@ -1,11 +1,11 @@
-"""Calls tasks in time: one thread, started when the first task is given.
+"""Calls tasks when they are due, in one thread, which the first task starts.
 
 ```
  count ─► within(0.05 s, keep) ─► thread ─► keep() ─► again in 2 s ─► ... ─► None: it waits
                                      └─ an error of the store: again later, logged once
 ```
 
-Its tasks store totals (`stats.py`) and mend counts (`inspection/mend.py`).
+The tasks store totals (`stats.py`) and mend counts (`inspection/mend.py`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.1, 5.0)
 _CLOSE_S = 10.0
-"""How long a close waits for a task under way."""
+"""How long a close waits for a task that is under way."""
 
 
 class Keeper:
-    """Calls tasks in time, one at a time, in a thread that keeps no process alive.
+    """Calls tasks when they are due, one at a time, in a thread that keeps no process alive.
 
-    A forked child has neither its thread nor its tasks.
+    A forked child has neither the thread nor the tasks.
 
     Args:
         clock: The clock.
         on_start: Called when the thread starts, in each process, to register work for the end of
-            the process; maybe within a signal's handler.
+            the process. A signal's handler may be the caller.
     """
 
     def __init__(self, clock: Clock, on_start: Callable[[], object] = lambda: None) -> None:
@@ -54,18 +54,19 @@ class Keeper:
 
     @property
     def is_closed(self) -> bool:
-        """True if it takes no more tasks; a long task should then end early."""
+        """True if the keeper takes no more tasks; a long task should then end early."""
         return self._is_closed
 
     def within(self, seconds: float, task: Task, about: Callable[[], str]) -> None:
-        """Have a task called after `seconds`, or sooner if it was to be called sooner already.
+        """Call a task after `seconds`, or sooner if it is due sooner already.
 
         May be called from any thread and from a signal's handler. Does nothing once closed.
 
         Args:
             seconds: The longest delay from now.
-            task: Returns the seconds after which to call it again; None: never. A task that raises
-                `UnknownQueue` is forgotten; after another error of shardq it is tried again.
+            task: Returns the seconds after which to call it again; None if never. A task that
+                raises `UnknownQueue` is forgotten; after any other error of shardq it is tried
+                again.
             about: Names the task's subject, for the log.
         """
         due_us = self._clock.boot_us() + round(seconds * 1e6)
@@ -79,7 +80,7 @@ class Keeper:
                 self._start()
 
     def forget(self, task: Task) -> None:
-        """Call a task no more; a call under way continues."""
+        """Never call a task again; a call that is under way continues."""
         with self._lock:
             self._due.pop(task, None)
 
@@ -94,12 +95,12 @@ class Keeper:
                 self._clock.wait(self._news, left_us / 1e6)
 
     def _start(self) -> None:
-        # `threading` starts threads under locks, which a counting signal's handler may have
-        # interrupted.
+        # `threading` would start the thread under locks, at which the signal's handler that counts
+        # may have interrupted it.
         try:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as error:
-            # The next count gives the task again; other counts are stored at the end.
+            # The next count gives the task again; without one, counts are stored at the end.
             log.warning("nothing is stored in time: %s; raise what limits this process", error)
         else:
             self._is_running = True
@@ -110,13 +111,13 @@ class Keeper:
             while (found := self._next()) is not None:
                 self._do(*found)
         finally:
-            # After a fault in this thread, the next task given starts another.
+            # After a fault in this thread, the next task that is given starts another.
             self._is_running = False
         with self._lock:
             self._news.notify_all()
 
     def _next(self) -> tuple[Task, Callable[[], str]] | None:
-        """Wait for the next due task; None: closed."""
+        """Wait for the next due task; None once closed."""
         with self._lock:
             while not self._is_closed:
                 now_us = self._clock.boot_us()

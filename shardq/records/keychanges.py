@@ -12,8 +12,8 @@
  begin ──────► (G, n)+       ─► (G, n) begun           once the run of (F, n) has ended
 ```
 
-Each is one conditional write of one row; a refused caller rereads the row. The name is written
-first, then the message's row.
+Each change is one conditional write of one row; a caller whose change is refused rereads the row.
+The name is written first, then the message's row.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 Seen: TypeAlias = "Mapping[str, str | None]"
 """Values of the columns of a key's row."""
 _PROOF_MS = 600_000
-"""A cancel's state stays this long, longer than a cancel takes to learn that it was applied."""
+"""How long the state that a cancel leaves stays: longer than the cancel takes to learn that it was
+applied."""
 _SLACK_MS = 60_000
-"""The row of a held name stays this much longer: the state has the end, by our clock."""
+"""How much longer the row of a held name stays in the store: its state has the end of the hold, by
+our clock."""
 
 
 class Placing(NamedTuple):
@@ -51,10 +53,10 @@ class Placing(NamedTuple):
 
     Attributes:
         change: Takes the name, and writes the row.
-        old: The place of the row that it replaces, to be deleted once the new row is certain to
-            stand; None if it replaces none.
-        over: The key's row as it was read, of a message or generation that ends by this; None if
-            there is none.
+        old: The place of the row that is replaced, which is deleted once the new row is certain to
+            stay; None if no row is replaced.
+        over: The key's row as it was read, of the message or generation that the placement ends;
+            None if there is none.
     """
 
     change: Change
@@ -91,8 +93,8 @@ class KeyChanges:
 
         Args:
             row: The row, with its key.
-            over: A standing that `is_absent`, or whose message runs: then the row follows that
-                message. None: assume that nobody has the name.
+            over: A standing that `is_absent`; or whose message runs, so that the row follows that
+                message. If None, assume that no message has the name.
         """
         seen: Seen = {"live": None}
         if over is not None and over.key.live is not None:
@@ -100,16 +102,16 @@ class KeyChanges:
         return self._placed(row, seen, before=None, behind=over.running if over else None)
 
     def placing(self, row: Row, over: Standing | None = None) -> Placing:
-        """Take a name as `put` does; if it was another message's, the notes of that are erased."""
+        """Take a name as `put` does; the notes of a message that had it before are erased."""
         is_over = over is not None and over.state.is_absent
         return Placing(self.put(row, over), None, over.key if is_over and over else None)
 
     def again(self, found: Standing, row: Row) -> Placing | None:
-        """Repeat the placement of a row that has its name; None if the row was surely written.
+        """Repeat the placement of a row whose name is taken; None if the row was surely written.
 
         Args:
-            found: What the name stands for: the message of the row.
-            row: The very row that was to be written.
+            found: The standing of the name, which has the row's message.
+            row: The same row that the placement was to write.
         """
         key, before = found.key, found.key.before
         # On a store whose outcomes are known, a row is written together with its name.
@@ -127,7 +129,8 @@ class KeyChanges:
         Args:
             key: The key's row, as it was read.
             old: The message's row.
-            new: The row to replace it, with a fresh id; this sets its message and generation.
+            new: The row that replaces it, with a fresh id; this method sets its message and
+                generation.
         """
         named = own_key(new)._replace(name=key.name, generation=key.generation + 1)
         before = Before(own_key(old).generation, old.position)
@@ -142,10 +145,11 @@ class KeyChanges:
         return Placing(change, old.position, key)
 
     def re_place(self, key: KeyRow, row: Row) -> Placing:
-        """Place anew a `STRANDED` row, which a command by key was to replace and has not.
+        """Place a `STRANDED` row anew, which a command by key was to replace and did not.
 
         The new row has the next generation, and is due when the old one is, or now. If the command
-        is still under way, it is refused when it confirms, and the row it wrote never runs.
+        is still under way, it is refused when it confirms its name, and the row that it wrote never
+        runs.
 
         Args:
             key: The key's row, as it was read.
@@ -173,12 +177,12 @@ class KeyChanges:
     def renew(self, key: KeyRow) -> Change:
         """Change the nonce of a name that is still as it was read.
 
-        This refuses callers that read the name and did not find the row before it was written.
+        So later changes are refused to callers that read the name before, and did not find the row.
         """
         return self._renewed(key.name, key.stored)
 
     def confirm(self, change: Change) -> Change:
-        """Renew a name that is still as a put or command has written it."""
+        """Renew a name that is still as a put or command wrote it."""
         return self._renewed(change.key[0], dict(change.new or {}))
 
     def _renewed(self, name: str, stored: Seen) -> Change:
@@ -188,7 +192,7 @@ class KeyChanges:
     def undo(self, change: Change) -> Change:
         """Give back a name that a put has taken, because its row was refused for good.
 
-        If a message had the name before, it has the name again.
+        If another message had the name before, that message gets the name back.
         """
         new, before = dict(change.new or {}), change.seen
         is_others = before["live"] not in (None, new["live"])
@@ -200,7 +204,8 @@ class KeyChanges:
         Args:
             row: The row, with its key.
             over: The key's row as it was read, if the message follows a run that has ended, or if
-                the message that was to follow it was never written; None if it has its name.
+                the message that was to follow this one was never written; None if this message has
+                its name.
         """
         key = own_key(row)
         state = keyrow.begun(row.position, row.serial).text()
@@ -209,21 +214,21 @@ class KeyChanges:
         return self._change(key.name, seen, {"live": live, "state": state})
 
     def give_back(self, change: Change) -> Change:
-        """Record that a delivery recorded as begun did not begin. Refused if it was cancelled."""
+        """Take back the record that a delivery began. Refused if its message was cancelled."""
         new = dict(change.new or {})
         state = KeyState("waiting", KeyState.read(new["state"]).place)
         return change._replace(seen=new, new=new | {"state": state.text()})
 
     def cancel(self, found: Standing) -> Change:
-        """Free the name of a message that waits, is pending or dead, and so never begins.
+        """Free the name of a message that waits, is pending or dead, so that it never begins.
 
-        The caller then ends its row, if there is one.
+        The caller then ends the message's row, if there is one.
         """
         key, row = found.key, found.row
         unique_ms = key.unique_ms if row is None else own_key(row).unique_ms
         new, ttl_ms = self._freed(unique_ms, key.first)
         if new is None:
-            # Not deleted: only the state proves that this cancel has freed the name.
+            # Keep the row of the name: only its state proves that this cancel has freed the name.
             new, ttl_ms = (
                 {"live": None, "state": KeyState("cancelled", of=key.first).text()},
                 _PROOF_MS,
@@ -234,21 +239,21 @@ class KeyChanges:
         """Cancel a message while it runs, so that it never begins again.
 
         Args:
-            key: The key's row. If another message follows this one, this one gets the name back,
-                which cancels the other.
+            key: The key's row. If another message follows the running one, the running one gets the
+                name back, which cancels the other.
         """
         return self._runs_on(key, keyrow.doomed(str(key.message)))
 
     def unfollow(self, key: KeyRow) -> Change:
-        """Cancel a message that follows a running one, which gets the name back as it had it.
+        """Cancel a message that follows a running one; the running one gets its name back.
 
         Args:
-            key: The key's row, as one of the running message.
+            key: The key's row of the running message, `KeyRow.behind`.
         """
         return self._runs_on(key, keyrow.followed(key))
 
     def _runs_on(self, key: KeyRow, live: str) -> Change:
-        """Give a running message its name again, in the state that its begin has written."""
+        """Give a running message its name again, in the state that the message's begin wrote."""
         state = keyrow.begun(key.place, key.serial).text()
         return self._change(key.name, key.stored, {"live": live, "state": state})
 
@@ -260,7 +265,7 @@ class KeyChanges:
         return self._change(key.name, seen, *self._freed(key.unique_ms, first_of(row)))
 
     def clear(self, key: KeyRow) -> Change:
-        """Free the name of a message that no longer exists, if its row is as it was read."""
+        """Free the name of a message that does not exist, if the name's row is as it was read."""
         return self._change(key.name, key.stored, None)
 
     def _placed(
@@ -296,7 +301,7 @@ class KeyChanges:
         ttl_ms: int | None = None,
         insert: tuple[Row, ...] = (),
     ) -> Change:
-        # The tuple's constructor is faster, and each put, begin and end calls this.
+        # The constructor of `tuple` is faster, and each put, begin and end calls this.
         change = (self._partition(name), (name,), seen, new, insert, (), ttl_ms)
         return tuple.__new__(Change, change)
 

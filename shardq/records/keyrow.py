@@ -1,4 +1,4 @@
-"""A key's row: the message that has a name, and the place of its row. Pure.
+"""A key's row: the message that has a name, and the place of the message's row. No I/O.
 
 ```
  keys     name ──► live   "<first row id>.<generation>"   "..!": cancelled while it runs
@@ -9,8 +9,8 @@
 ```
 
 A generation is one placement by a put or a command. Each generation has a note of its own in
-`places`, so that no late note of an earlier one hides it. `standing.py` judges a key's row, and
-`keys.py` reads and writes it.
+`places`, so that a late note of an earlier generation cannot hide it. `standing.py` judges a key's
+row, and `keys.py` reads and writes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
 
 FREE = "free"
-"""The column `live` of a name that is held and nobody's."""
+"""The column `live` of a name that is held, and that no message has."""
 _DOOMED = "!"
 _FOLLOWS = "+"
 _LIVE = re.compile(r"([0-9a-f]{32})\.([1-9][0-9]{0,17})([!+]?)", re.ASCII)
@@ -46,7 +46,7 @@ _PLACE = re.compile(
 
 
 class Does(Enum):
-    """The two stages of a message, in its key's state."""
+    """The two stages of a message, as its key's state has them."""
 
     WAITING = "waiting"
     BEGUN = "begun"
@@ -56,7 +56,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class FollowedRun(msgspec.Struct, frozen=True):
-    """A running message that another follows, as the column `state` holds it."""
+    """A running message that another message follows, as the column `state` holds it."""
 
     live: str
     place: str
@@ -66,7 +66,7 @@ class FollowedRun(msgspec.Struct, frozen=True):
 class KeyState(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": "is"}):
     """The column `state`; `KeyRow` describes what it holds.
 
-    A change that sets it is proven by the nonce, which makes it different from any other.
+    The nonce makes each state different from any other, and so proves which change has set it.
     """
 
     does: Literal["waiting", "begun", "held", "cancelled"]
@@ -93,7 +93,7 @@ class KeyState(msgspec.Struct, frozen=True, omit_defaults=True, rename={"does": 
         """A state from its stored form.
 
         Raises:
-            msgspec.DecodeError: If it is none.
+            msgspec.DecodeError: If the text is no state.
         """
         return _STATES.decode(str(text))
 
@@ -106,7 +106,7 @@ class Before(NamedTuple):
 
     Attributes:
         generation: The row's generation.
-        place: Its place.
+        place: The row's place.
     """
 
     generation: int
@@ -122,20 +122,23 @@ class KeyRow:
         name: The key that the user gave.
         live: The column `live`, as stored.
         state: The column `state`, as stored.
-        first: The row id of the message's first placement; None if the name is nobody's.
+        first: The row id of the message's first placement; None if no message has the name.
         generation: The message's generation; 0 without a message.
         is_doomed: True if the message was cancelled while it ran, and never begins again.
-        does: What the message does; None without one.
+        does: The stage of the message; None without a message.
         place: The place of the row when the last put or command wrote it, or its delivery began.
-        serial: The row's serial as its delivery began.
-        before: The row that the last command was to replace; None after a put, and once it began.
-        unique_ms: How long to hold the name after the message's end, while its row is not written.
-        until_ms: Until when the name is held, epoch milliseconds; None if it is not.
-        since_us: Since when it is held, epoch microseconds.
-        ended: The message that has ended and left the name nobody's, as `first`; None if not known.
+        serial: The row's serial when its delivery began.
+        before: The row that the last command was to replace; None after a put, and once the message
+            began.
+        unique_ms: How long to hold the name after the message's end; used while its row is not
+            written.
+        until_ms: Until when the name is held, epoch milliseconds; None if it is not held.
+        since_us: Since when the name is held, epoch microseconds.
+        ended: The message whose end has left the name without a message, in the form of `first`;
+            None if not known.
         at: The place that the message has moved to since, by the note of its generation.
-        dead_at: The place that it has moved to within the dead-letter queue.
-        before_at: The place that the row to be replaced has moved to.
+        dead_at: The place that the message has moved to within the dead-letter queue.
+        before_at: The place that the row of `before` has moved to.
         behind: The running message that this message follows, as a key's row of its own; None once
             this message has begun, and if it was put under a free name.
     """
@@ -162,7 +165,7 @@ class KeyRow:
 
     @classmethod
     def read(cls, queue: str, name: str, live: object, state: object) -> KeyRow:
-        """A row of the table, without its notes.
+        """A key's row from its stored columns, without its notes.
 
         Raises:
             StoreCorrupt: If shardq never writes such a row.
@@ -188,7 +191,7 @@ class KeyRow:
 
     @property
     def stored(self) -> dict[str, str | None]:
-        """The columns as stored, by which a change is refused if the row has changed."""
+        """The columns as stored. If they have changed in the store, a change of them is refused."""
         return {"live": self.live, "state": self.state}
 
     @property
@@ -198,7 +201,7 @@ class KeyRow:
 
     @property
     def places_before(self) -> list[Position]:
-        """The places of the row to be replaced, while the command's own row may not exist yet."""
+        """The places of the row to replace, while the command's own row may not exist yet."""
         if self.before is None or self.does is not Does.WAITING or self.at is not None:
             return []
         return [self.before.place, *([self.before_at] if self.before_at else [])]
@@ -223,7 +226,7 @@ class KeyRow:
 
     @property
     def buried(self) -> str | None:
-        """The key of the note that a dead message has if it has moved; None if it is not dead."""
+        """The key of a dead message's note of its later moves; None if the message is not dead."""
         if self.at is None or not is_dead(self.at):
             return None
         return message_in(self.at.id, self.generation)
@@ -244,11 +247,11 @@ class KeyRow:
         )
 
     def is_of(self, row: Row) -> bool:
-        """True if it names the message of a row, in any generation."""
+        """True if the name is that of the row's message, in any generation."""
         return self.first == first_of(row)
 
     def leads_to(self, row: Row) -> bool:
-        """True if its message is dead and has this row of the dead-letter queue."""
+        """True if the name's message is dead, and this is its row in the dead-letter queue."""
         at = self.at
         return at is not None and is_dead(at) and at.id == first_of(row)
 
@@ -272,11 +275,11 @@ def message_in(first: bytes, generation: int) -> str:
 
 
 def place_key(key: str | None, first: bytes) -> tuple[str, str]:
-    """The key of a message's note in `places`; without a key its name is empty.
+    """The key of a message's note in `places`: (name, message); without a name it is empty.
 
     Args:
         key: The key of the message's row.
-        first: The row id of its first placement.
+        first: The row id of the message's first placement.
     """
     if key is None:
         return "", message_in(first, 0)
@@ -285,12 +288,12 @@ def place_key(key: str | None, first: bytes) -> tuple[str, str]:
 
 
 def live_of(row: Row) -> str:
-    """The value of `live` while a row's message has its name."""
+    """The column `live` while a row's message has its name."""
     return message_in(first_of(row), own_key(row).generation)
 
 
 def doomed(live: str) -> str:
-    """The value of `live` for a message that was cancelled while it runs."""
+    """The column `live` of a message that was cancelled while it ran."""
     return live.removesuffix(_DOOMED) + _DOOMED
 
 
@@ -300,13 +303,13 @@ def following(live: str) -> str:
 
 
 def followed(key: KeyRow) -> str:
-    """The column `live` that a running message had before another one followed it."""
+    """The column `live` that a running message had before another message followed it."""
     live = str(key.message)
     return doomed(live) if key.is_doomed else live
 
 
 def may_run_on(row: Row, key: KeyRow) -> bool:
-    """True if a row's running message has the name, or the message that has it follows this one."""
+    """True if a running row's message has the name, or the message that has it follows this."""
     keys = (key, key.behind) if key.behind is not None else (key,)
     return any(live_of(row) == one.message and not one.is_doomed for one in keys)
 
@@ -331,7 +334,7 @@ def place_in(text: object, queue: str) -> Position:
         queue: The served queue.
 
     Raises:
-        ValueError: If it is no place.
+        ValueError: If the text is no place.
     """
     found = _PLACE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
@@ -351,10 +354,10 @@ def waiting(
     """The state of a waiting message that a put or command writes.
 
     Args:
-        place: The place of its row.
-        before: The row that it replaces.
-        unique_ms: How long to hold its name after its end.
-        behind: The running message that it follows.
+        place: The place of the message's row.
+        before: The row that is replaced.
+        unique_ms: How long to hold the name after the message's end.
+        behind: The running message that the message follows.
     """
     replaced = None if before is None else f"{before.generation}@{place_text(before.place)}"
     run = None
@@ -368,9 +371,9 @@ def begun(place: Position | None, serial: int) -> KeyState:
     """The state of a message whose delivery begins.
 
     Args:
-        place: The place of its row.
-        serial: The row's serial. A row of a group stays at its place, so only a higher serial
-            shows that an edit has ended this delivery.
+        place: The place of the message's row.
+        serial: The row's serial. A row of a group stays at its place, so only a higher serial shows
+            that an edit has ended this delivery.
     """
     return KeyState("begun", place and place_text(place), serial)
 
@@ -379,7 +382,7 @@ def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
     """The place in a note.
 
     Raises:
-        StoreCorrupt: If it is no place.
+        StoreCorrupt: If the note has no place.
     """
     try:
         return place_in(text, queue)
@@ -396,7 +399,7 @@ def _of_message(key: KeyRow, live: str, said: KeyState) -> KeyRow:
     """A key's row with a message, by its columns.
 
     Raises:
-        ValueError: If these are none that shardq writes.
+        ValueError: If shardq never writes such columns.
     """
     before = behind = None
     if said.before is not None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 _LOOKS_MAX = 10
-"""A message that moved between each two of so many reads counts as pending."""
+"""How often a name and its message's row are read. A message that moved between every two reads
+counts as pending."""
 _POLL_S = 0.02
 """Pause between two reads of a row that is about to be written."""
 
@@ -38,8 +39,8 @@ class RefusedStart(NamedTuple):
     Attributes:
         why: The reason.
         key: The key's row, as it was read.
-        superseded: The row of the message that a row which may begin now follows, if that message
-            waits for another delivery, which it never gets.
+        superseded: For a row that may begin now: the row of the message that it follows, if that
+            message still waits for another delivery, which it never gets.
     """
 
     why: StartRefusal
@@ -58,8 +59,8 @@ class MessageKeys(KeyChanges):
     def patience_ms(self) -> int:
         """A row still missing this long after its name was taken is never written; 0 on SQLite.
 
-        Two write timeouts: a put that took longer than one confirms its name (`displaced`), and the
-        other allows for clocks that differ.
+        It is two write timeouts. A put that took longer than one confirms its name (`displaced`);
+        the second one allows for clocks that differ.
         """
         return 2 * self._store.write_timeout_ms
 
@@ -71,7 +72,7 @@ class MessageKeys(KeyChanges):
         Costs up to three reads of each bucket, of which the first is SERIAL.
 
         Returns:
-            Name -> its row, for each name asked for.
+            Name -> its key row, for each name asked for.
 
         Raises:
             StoreCorrupt: If a row is damaged.
@@ -89,7 +90,7 @@ class MessageKeys(KeyChanges):
         return rows | {name: replace(rows[name], dead_at=at) for name, at in dead_at.items()}
 
     def _places(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
-        """(name, message) -> the place in its note, for those that have one."""
+        """(name, message) -> the place in its note, for messages that have a note."""
         found: dict[tuple[str, str], Position] = {}
         for bucket, keys in _by_bucket(wanted, _place_bucket).items():
             for key, (text, _) in self._store.notes(PLACES, (self._queue, bucket), keys).items():
@@ -100,7 +101,7 @@ class MessageKeys(KeyChanges):
         """The rows of messages that have moved since their lasting receipts were given.
 
         Costs a read of notes and a read of rows, and both again while the messages move. Notes
-        without rows are erased. A message that is dead, or in another queue, has ended.
+        without rows are erased. A message that is dead, or in another queue, counts as ended.
 
         Args:
             receipts: Receipts at whose positions no row was found; a receipt that does not last is
@@ -121,7 +122,7 @@ class MessageKeys(KeyChanges):
         seen: dict[tuple[str, str], Position] = {}
         for _ in range(_LOOKS_MAX):
             noted = self._places(left.values()) if left else {}
-            # A message has ended if its row is gone and its note is the same as before.
+            # A message has ended if its row is gone and its note is unchanged.
             self._erase(
                 [key for key, place in noted.items() if not key[0] and seen.get(key) == place]
             )
@@ -153,12 +154,12 @@ class MessageKeys(KeyChanges):
         noted = self._places(keys)
         there = {row.position for row in self._store.find(noted.values())}
         missed = [key for key, place in noted.items() if place not in there]
-        # A row that has moved meanwhile has another note by now.
+        # A row that was moved meanwhile has another note by now.
         again = self._places(missed)
         self._erase([key for key in missed if again.get(key) == noted[key]])
 
     def forget_places(self, rows: Iterable[Row]) -> None:
-        """Erase the notes of rows without a key that lasting receipts lead to. Idempotent."""
+        """Erase the notes of rows without a key that have lasting receipts. Idempotent."""
         self._erase(
             [
                 keyrow.place_key(None, keyrow.first_of(row))
@@ -168,14 +169,14 @@ class MessageKeys(KeyChanges):
         )
 
     def seek(self, asked: Iterable[str], *, watched_ms: int = 0) -> dict[str, Standing]:
-        """The standings of names, with their messages' rows: a `look`, and a read of each shard.
+        """The standings of names, with their messages' rows. A `look`, and a read of each shard.
 
         A row that is not found may have moved between the two reads: both are repeated until the
-        key's row is the same twice.
+        key's row is unchanged.
 
         Args:
             asked: The names.
-            watched_ms: How long the caller has seen these names pending.
+            watched_ms: For how long the caller has seen these names pending.
 
         Returns:
             Name -> its standing, for each name asked for.
@@ -189,7 +190,8 @@ class MessageKeys(KeyChanges):
             unsure = [
                 name
                 for name, one in judged.items()
-                # Or the row of the message that follows was not found.
+                # Or the row of a message that follows was not found, and the standing is that of
+                # the followed one.
                 if key_misses_row(one) or one.key is not left[name]
             ]
             again = self.look(unsure)
@@ -207,7 +209,7 @@ class MessageKeys(KeyChanges):
             within_us: How long to wait.
 
         Returns:
-            None if others have kept changing the key for that long.
+            The standing; None if other processes have kept changing the key for that long.
         """
         since_us = begun_us = self._clock.boot_us()
         state: str | None = None
@@ -218,7 +220,7 @@ class MessageKeys(KeyChanges):
                 return found
             now_us = self._clock.boot_us()
             if found.key.state != state:
-                # Another put or command has changed the key: its watch begins now.
+                # Another put or command has changed the key: the time to watch it begins now.
                 state, since_us = found.key.state, now_us
             if now_us - begun_us > within_us:
                 return None
@@ -266,7 +268,7 @@ class MessageKeys(KeyChanges):
     def is_cancelled(self, row: Row) -> bool:
         """True if a running message must stop, because it has lost its name.
 
-        A message that another follows runs on.
+        A message that another message follows runs on.
         """
         name = own_key(row).name
         stored = self._store.records(KEYS, self._partition(name), [name])
@@ -290,15 +292,15 @@ class MessageKeys(KeyChanges):
     def displaced(self, changes: Sequence[Change]) -> dict[str, KeyRow]:
         """The names that puts and commands have lost again, though their rows are written.
 
-        Call it before you report success. It reads and writes nothing if no change took long.
+        Call this before you report success. Nothing is read or written if no change took long.
 
         Returns:
-            Name -> its present row.
+            Name -> its present key row.
         """
         timeout_us = self._store.write_timeout_ms * 1_000
         if not timeout_us:
             return {}
-        # Counted from the birth of the id, as callers do that wait for the row.
+        # Count from the birth of the row id, as callers do that wait for the row.
         oldest_us = self._clock.now_us() - timeout_us
         slow = {
             str(change.key[0]): change
@@ -310,7 +312,7 @@ class MessageKeys(KeyChanges):
         return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
 
     def refusals(self, rows: Sequence[Row]) -> dict[Position, RefusedStart]:
-        """The place of each row -> why it was refused to begin."""
+        """The place of each row -> why the row may not begin."""
         standings = self.seek({own_key(row).name for row in rows})
         view = self._view(())
         refusals: dict[Position, RefusedStart] = {}
@@ -339,7 +341,7 @@ class MessageKeys(KeyChanges):
         """Free the names of messages that have ended, doomed ones too, and erase their notes.
 
         The name of a dead message is freed if it still leads to that message. Rows without a key
-        are passed over. Idempotent.
+        are skipped. Idempotent.
 
         Args:
             rows: Rows of one queue.
@@ -377,7 +379,7 @@ class MessageKeys(KeyChanges):
         return notes
 
     def forget(self, key: KeyRow) -> None:
-        """Erase the notes of generations that a command has replaced, once its row is written."""
+        """Erase the notes of replaced generations, once the replacing row is written."""
         noted = ((key.message, key.at), (key.message_before, key.before_at))
         self._erase([(key.name, message) for message, place in noted if message and place])
 
@@ -395,7 +397,7 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
             leaves; None for a move within a queue.
 
     Returns:
-        The note; None for a row without a key that no lasting receipt leads to.
+        The note; None for a row that has neither a key nor a lasting receipt.
     """
     if new.key is None and not new.has_place:
         return None
@@ -409,7 +411,7 @@ def note_of(new: Row, first: bytes | None = None) -> Note | None:
 
 
 def key_misses_row(standing: Standing) -> bool:
-    """True if a name has a message, and no row of it, or of the one it follows, was found."""
+    """True if a name has a message, and its row, or that of a message it follows, is missing."""
     is_missed = standing.row is None or standing.state is Is.PENDING
     behind = standing.behind
     return standing.key.first is not None and (
@@ -418,12 +420,12 @@ def key_misses_row(standing: Standing) -> bool:
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:
-    """True if a name is as a change has made it, or as its message has left it since."""
+    """True if a name is as a change has made it, or as the change's message has left it."""
     row = change.insert[0]
     if not key.is_of(row):
         return key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
-    # A command may have been undone by one of the next generation, a put never.
+    # A command of the next generation may have undone a command, but never a put.
     is_command = KeyState.read(new["state"]).before is not None
     return not is_command or key.generation == own_key(row).generation
 

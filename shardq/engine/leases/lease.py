@@ -32,10 +32,12 @@ log = logging.getLogger(__name__)
 
 TTL_MS = Settings().lease_ms
 _MARGIN_US = 2_000_000
-"""The store counts TTLs in whole seconds, and its clock may round up once more."""
+"""How long before a lease runs out its holder stops: the store counts TTLs in whole seconds, and
+its clock may round up once more."""
 _RENEWED_AFTER = 0.75
 """A lease is renewed after this part of the time to its deadline: 6 s at a TTL of 10 s. Nearly all
-LWTs are renewals: 8 lanes make 1.6 a second, against 2.7 at a third and 1.9 at half."""
+LWTs are renewals: with 8 lanes they are 1.6 a second, against 2.7 if renewed after a third of the
+time, and 1.9 after half."""
 _CARE_MAX = 1_000
 """The most shards that are not held and whose rows in need of care are still counted."""
 
@@ -46,18 +48,20 @@ class Lease:
     Attributes:
         shard: The shard.
         lock: The token of the lease in the store.
-        deadline_us: Time since boot after which no row may be handed out under it.
-        renew_us: Time since boot from which its renewal is due.
-        renewed_us: Time since boot at which its last renewal was sent.
+        deadline_us: Time since boot after which no row may be handed out under the lease.
+        renew_us: Time since boot from which the renewal is due.
+        renewed_us: Time since boot at which the last renewal was sent.
         careful: How many more rows, without those of groups, need care after the unclean end of
             another member.
-        window: The first value of `careful`: that member may have handed out this many rows.
-        unclean: True after such an end: rows may be left that the other member had settled.
-        is_after_lapse: True if the lease before it, another's or our own, was not released: the
-            last writes of its holder may still arrive.
-        taken_ms: When it was taken, epoch milliseconds; 0: not yet. Another member has handed out
-            no row that is due later. If the clock was set back since, it is as much later.
-        reach_ms: For a lease not taken yet: the last due that the other may have handed out.
+        window: The first value of `careful`: the other member may have handed out this many rows.
+        unclean: True after an unclean end: rows may be left that the other member had settled.
+        is_after_lapse: True if the lease before this one, another member's or our own, was not
+            released: the last writes of its holder may still arrive.
+        taken_ms: When the lease was taken, epoch milliseconds; 0 if it was not yet. Another member
+            has handed out no row that is due later than this. If the clock was set back since, the
+            value is later by as much.
+        reach_ms: For a lease not taken yet: the last due of which the other member may have handed
+            out rows.
     """
 
     __slots__ = (
@@ -96,7 +100,7 @@ class Lease:
         self.deadline_us = sent_us + _valid_us(ttl_us)
 
     def needs_care(self) -> bool:
-        """True if the next row needs care; from then on one row fewer does.
+        """True if the next row needs care; each call that returns True counts one such row less.
 
         Call it for rows without a group that were due when the lease was taken. The former holder
         may have handed out some of the first.
@@ -106,24 +110,24 @@ class Lease:
         return is_one
 
     def give_back(self) -> None:
-        """Count one row more as in need of care; after a lapse the next lease counts it."""
+        """Count one row more as in need of care; after a lapse count it in the next lease."""
         lease = self
         while lease._heir is not None:
             lease = lease._heir
         lease.careful += 1
 
     def inherit(self, former: Lease) -> None:
-        """Continue the count of care of a former lease: our own lapsed one, or one foreseen."""
+        """Continue the count of care of a former lease: a lapsed one of ours, or a foreseen one."""
         former._heir = self
-        # The other member has handed out no row that came due since this was first taken.
+        # The other member has handed out no row that came due after this lease was first taken.
         self.taken_ms = former.taken_ms or max(self.taken_ms, former.reach_ms)
         self.window = former.window
 
 
 def new_holder(member: str) -> str:
-    """The beginning of a member's locks; another process of the same name has another one.
+    """The beginning of a member's locks, different for each process.
 
-    So the member takes over the leases of that process with care.
+    So a member takes over with care the leases of an earlier process of the same name.
     """
     return f"{member}/{secrets.token_hex(4)}"
 
@@ -166,11 +170,11 @@ class MemberLeases:
         return len(self._held)
 
     def get(self, shard: Shard) -> Lease | None:
-        """The lease that is held on a shard, lapsed or not."""
+        """The lease that this member holds on a shard, lapsed or not; None without one."""
         return self._held.get(shard)
 
     def held(self) -> list[Lease]:
-        """All leases that are held, lapsed or not."""
+        """All leases that this member holds, lapsed or not."""
         return list(self._held.values())
 
     def is_valid(self, lease: Lease) -> bool:
@@ -192,8 +196,8 @@ class MemberLeases:
             shard: None for shard in shards if shard not in self._held
         }
         refused: dict[Shard, LeaseState] = {}
-        # The second round names the unclean holder that was seen. A third finds that another member
-        # was quicker.
+        # The second round names the holder, which ended unclean, that the first has seen. The third
+        # finds that another member was quicker.
         for _ in range(3):
             if not wanted:
                 break
@@ -207,7 +211,7 @@ class MemberLeases:
         return refused
 
     def is_free(self, lock: str | None) -> bool:
-        """True if a shard with this lock, on which no lease is held here, may be taken."""
+        """True if a shard with this lock, on which this member holds no lease, may be taken."""
         return lock is None or self._is_own(lock) or self._is_dead(_holder_of(lock))
 
     def _is_own(self, lock: str) -> bool:
@@ -223,7 +227,8 @@ class MemberLeases:
             and self._is_dead(_holder_of(state.lock))
         }
         if ended:
-            # No effect on a lease that another member has ended first: the next round finds that.
+            # If another member has ended a lease first, this has no effect, and the next round
+            # finds that.
             self._store.renew({shard: str(state.lock) for shard, state in ended.items()}, 0)
         for shard, state in ended.items():
             self._foresee(shard, state)
@@ -231,7 +236,7 @@ class MemberLeases:
         return {shard: state.holder for shard, state in ended.items()}
 
     def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
-        """Hold the leases of an earlier try: its answer was lost, or it failed for another shard.
+        """Hold the leases of an earlier try: its answer was lost, or another shard failed it.
 
         Otherwise no member could read these shards until the leases expire.
         """
@@ -264,16 +269,17 @@ class MemberLeases:
                 self._hold(shard, lock, sent, is_after_lapse=wanted[shard] is not None)
             elif state.lock is None and state.holder != wanted[shard]:
                 again[shard] = state.holder
-                # Before the next round: its answer may be lost although it takes the lease.
+                # Call it before the next round: the answer of that may be lost although the lease
+                # was taken.
                 self._foresee(shard, state)
             else:
                 refused[shard] = state
         return again
 
     def _by_window(self, wanted: dict[Shard, str | None]) -> dict[int, dict[Shard, str | None]]:
-        """Group shards by the window to store: the rows that need care if this member dies too.
+        """Group shards by the window to store: how many rows need care if this member dies too.
 
-        Rows of a former holder still need care then, even if this member reads fewer ahead. So the
+        Then rows of a former holder still need care, even if this member reads fewer ahead. So the
         larger of the two windows is stored.
         """
         parts: dict[int, dict[Shard, str | None]] = {}
@@ -284,22 +290,22 @@ class MemberLeases:
         return parts
 
     def _foresee(self, shard: Shard, state: LeaseState) -> None:
-        """Remember how many rows need care after a lease that ended like this.
+        """Remember how many rows need care after the lease of another member that ended unclean.
 
-        A row that another may have died of is as dangerous after a lapse of our own lease. So the
-        count passes from lease to lease, until one of them is released.
+        A row that the other member may have died of is as dangerous after a lapse of our own lease.
+        So the count passes from lease to lease, until a lease is released.
         """
         if state.holder is None:
             self._care.pop(shard, None)
         elif state.holder != self.holder:
-            # Counted anew, and the newest entry: until the shard is taken, the other member may
-            # wake and hand out more rows.
+            # Count anew, as the newest entry: until the shard is taken, the other member may wake
+            # and hand out more rows.
             self._care.pop(shard, None)
             foreseen = self._care[shard] = Lease(shard, "", 0, 0, state.window)
             foreseen.reach_ms = self._clock.now_ms() + state.ahead_ms
 
     def _forget_some(self) -> None:
-        """Forget shards not held: those without rows in need of care first, then the oldest."""
+        """Forget shards not held: first those without rows in need of care, then the oldest."""
         surplus = len(self._care) - len(self._held) - _CARE_MAX
         if surplus <= 0:
             return
@@ -309,7 +315,7 @@ class MemberLeases:
             del self._care[shard]
 
     def renew(self) -> list[Lease]:
-        """Renew the leases whose renewal is due, by their own TTL or by a shorter present one.
+        """Renew the leases whose renewal is due, by their own TTL or a shorter present TTL.
 
         Returns:
             The leases that turned out to be lost.
@@ -333,12 +339,13 @@ class MemberLeases:
         return lost
 
     def release(self, shards: Iterable[Shard]) -> None:
-        """End leases cleanly. Call it only when none of their rows is in flight any more."""
+        """End leases cleanly. Call this only when none of their rows is in flight any more."""
         locks = {shard: self._held[shard].lock for shard in shards if shard in self._held}
         if not locks:
             return
         for shard in locks:
-            # Before it is sent: if the answer is lost, another member may hold the shard by then.
+            # End it here before the release is sent: if the answer is lost, another member may hold
+            # the shard by then.
             self._held[shard].deadline_us = 0
         self._store.release(locks)
         for shard in locks:

@@ -30,7 +30,7 @@ _PUTS = 1_000
 
 
 def lanes_needed(members: int, puts_per_s: float) -> int:
-    """How many lanes a queue needs for its members and puts: a power of two, 8 to 64.
+    """How many lanes a queue needs for its members and puts: a power of two, from 8 to 64.
 
     >>> [lanes_needed(*given) for given in ((1, 0), (5, 0), (1, 9_500), (500, 0))]
     [8, 16, 16, 64]
@@ -43,7 +43,7 @@ def lanes_needed(members: int, puts_per_s: float) -> int:
 
 
 class AutoLanes:
-    """Changes the number of lanes of one queue, while this member is the one that decides.
+    """Changes the number of lanes of one queue, while it is this member that decides.
 
     Args:
         put_rate: Returns how many messages are put a second.
@@ -58,12 +58,12 @@ class AutoLanes:
 
     @property
     def may_fall(self) -> bool:
-        """True if the queue has more lanes than the fewest: `decide` is to be called every 3 s."""
+        """True if the queue has more lanes than the minimum: call `decide` every 3 s."""
         settings = self._register.settings
         return settings.lanes_auto and settings.lanes_written > AUTO_LANES_MIN
 
     def decide(self, members: int) -> None:
-        """Change the number of lanes if another is needed: to more at once, to fewer later.
+        """Change the number of lanes if another number is needed: to more at once, to fewer later.
 
         Args:
             members: How many members are open, with this one.
@@ -72,7 +72,7 @@ class AutoLanes:
         if not current.lanes_auto or current.paused:
             return
         if now_us - self._asked_us > 2 * _EVERY_US:
-            # Another member decided meanwhile: count anew.
+            # Another member decided since the last call: count anew.
             self._below_us, self._most = now_us, 0
         self._asked_us = now_us
         needed = lanes_needed(members, self._put_rate())

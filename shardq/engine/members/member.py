@@ -36,7 +36,7 @@ class Member:
         threads: Handler slots; 0 for callers of `receive`.
         isolated: True to read only minutes that ended at least the offset ago.
         on_wake: Called with the seconds until the next step is needed; None if `News.wait` is used.
-        waiters: The handlers' threads, if they wait for rows of other queues too.
+        waiters: The handlers' threads, if the threads wait for rows of other queues too.
 
     Attributes:
         home: The queue's home.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """A part of one member's engine."""
+    """A part of one member's engine, with the objects that all parts share."""
 
     def __init__(self, member: Member) -> None:
         self._home = member.home

@@ -6,8 +6,8 @@
              by a hash of slot and heartbeat, so that one member gives rows that all could give
 ```
 
-A row that was moved is never handed out here again, unless a read finds its old row. `outbox.py`
-moves rows; `membership.py` decides which member reads which lane.
+This member never hands a moved row out again, unless a read finds the row at its old place.
+`outbox.py` moves rows; `membership.py` decides which member reads which lane.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ _GIFT_US = 300_000
 _GIFT_MAX = 64
 _ROWS_MAX = 200
 _BYTES_MAX = 4 << 20
-"""The most rows that one step moves, and about the most bytes; it may always move one row."""
+"""The most rows that one step moves, and about the most bytes; one row may always move."""
 _TURN_US = 250_000
 _TURN_LOCAL_US = 120_000
-"""After this long without an answer, another member offers a slot."""
+"""If a slot was offered for this long without an answer, another member offers rows to it."""
 _ALIKE_MS = 500
-"""A member whose rows have waited this much longer than other members' rows gives first."""
+"""A member whose rows have waited for this much longer than other members' rows gives first."""
 _STAY_US = 100_000
 _STAY_PART, _STAY_PART_LEAVING = 10, 2
 _STAY_MAX_US = 500_000
-"""A shared row stays in its lane for a tenth of its lateness, within these bounds. So it does not
-circle among members that each believe others free, but begins where it is the first by then. If
-several leave at once, half of its lateness: others may still read the lanes that it is given to."""
+"""A shared row stays in its lane for a tenth of its lateness, within these bounds. Otherwise it
+could circle among members that each believe other members free; so it begins wherever it is the
+first by then. If several members leave at once, the row stays for half of its lateness: other
+members may still read the lanes that it is given to."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 3_000_000
 _SHUNNED_LONG_US = 30_000_000
-"""How long a member gets no rows after it has begun none within 1 s of a gift: the first time, and
-later times."""
+"""How long a member gets no rows after it has begun none of them within 1 s of a gift: the first
+time, and later times."""
 _LOOK_MAX = 1_000
 _WINDOW_US = 1_000_000
 _SAMPLE_US = 50_000
@@ -77,7 +78,7 @@ class _Sample(NamedTuple):
 
 
 class _MemberSlot(NamedTuple):
-    """A free slot of another member, and the lanes to which rows for it are moved."""
+    """A free slot of another member, and the lanes to which rows are moved for the slot."""
 
     member: str
     place: int
@@ -90,17 +91,20 @@ class _Seen:
     """The facts about another member that its heartbeat does not hold. Times are since boot.
 
     Attributes:
-        number: The number of its last heartbeat.
-        after_us: When we last looked before that heartbeat was seen: it was sent after this time.
-        looked_us: When we last looked for a heartbeat.
-        offered: The slots to which we have given rows since that heartbeat.
-        given_us: When it was given rows of which it has begun none yet; 0 without such rows.
-        begun: The begun deliveries that it had reported by then.
+        number: The number of the member's last heartbeat.
+        after_us: When this member last looked before it saw that heartbeat, which was sent after
+            this time.
+        looked_us: When this member last looked for a heartbeat.
+        offered: The slots to which this member has given rows since that heartbeat.
+        given_us: When the member was given rows of which it has begun none yet; 0 without such
+            rows.
+        begun: How many begun deliveries the member had reported when it was given those rows.
         lanes: The lanes to which those rows were moved.
-        shunned_us: Until when it gets no rows.
-        is_suspect: True if it was shunned, and has begun nothing since.
-        turn: How often its slots have passed from one giver to the next since that heartbeat.
-        turn_us: When they last did.
+        shunned_us: Until when the member gets no rows.
+        is_suspect: True if the member was shunned, and has begun no delivery since.
+        turn: How often the member's slots have passed from one giver to the next since that
+            heartbeat.
+        turn_us: When the slots last passed to the next giver.
     """
 
     number: int = -1
@@ -117,22 +121,23 @@ class _Seen:
     _givers: list[str] = field(default_factory=list)
 
     def begin_turn(self, name: str, givers: Mapping[str, int], now_us: int) -> None:
-        """Choose the members that offer its slots during a turn, each slot by one of them.
+        """Choose the members that give to this member's slots during a turn, one for each slot.
 
         The choice stays for the turn, whatever heartbeats report meanwhile: if two members gave
         rows to one slot, one of the rows would wait.
 
         Args:
-            givers: Member -> the due from which its first surplus has waited. Earliest first.
+            givers: Giving member -> the due since which its first surplus row has waited.
         """
         first_ms = min(givers.values())
         self._givers = ranking(f"{name}/{self.number}", givers)
-        # By coarse age: by exact age one giver would be first for all, and may have one row.
+        # Sort by coarse age: by exact age the same giver would come first for all slots, and that
+        # giver may have one row.
         self._givers.sort(key=lambda giver: (givers[giver] - first_ms) // _ALIKE_MS)
         self.turn, self.turn_us = self.turn + 1, now_us
 
     def giver_of(self, place: int) -> str:
-        """The member that offers a slot; after a turn without success it is the next one."""
+        """The member that gives to a slot; after a turn without success, the next member."""
         return self._givers[(place + self.turn) % len(self._givers)]
 
 
@@ -140,15 +145,17 @@ class Sharing(Part):
     """The surplus of one member, and the members to which it gives rows.
 
     Args:
-        has_begun: Returns True if a row is begun in advance: then no other member may have it.
+        has_begun: Returns True if a row is begun in advance, so that no other member may have it.
         callers_since: Returns when each waiting caller of `receive` began to wait, time since boot;
             None if handlers take the rows.
 
     Attributes:
-        free: Slots that wait while nothing is due here.
-        surplus: How many due rows others may have.
-        oldest_ms: The due from which the first of these has waited, epoch milliseconds; 0 for none.
-        is_leaving: True if this member ends soon, and others get all rows that they may have.
+        free: How many slots wait while no row of this member is due.
+        surplus: How many due rows other members may have.
+        oldest_ms: The due since which the first surplus row has waited, epoch milliseconds; 0
+            without such a row.
+        is_leaving: True if this member ends soon, and other members get all rows that they may
+            have.
     """
 
     def __init__(
@@ -178,7 +185,7 @@ class Sharing(Part):
     # Reports --------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Count free slots and surplus; once a step, never for each message."""
+        """Count free slots and surplus. Called once a step, never for each message."""
         now_us = self._clock.boot_us()
         due, waiting = self._ready.due, self._waiting_since()
         self._sample(now_us, waiting)
@@ -196,12 +203,12 @@ class Sharing(Part):
         version: int,
         holder: str,
     ) -> Heartbeat:
-        """A heartbeat's fields about rows that are held, and handlers that run here.
+        """A heartbeat's fields about the rows and the running handlers of this member.
 
         Args:
-            lanes: The lanes that are read.
-            gave: The group lanes that were given away lately, each with its new owner.
-            version: The version of the settings that are followed.
+            lanes: The lanes that this member reads.
+            gave: The group lanes that this member gave away lately, each with its new owner.
+            version: The version of the settings that this member follows.
             holder: The beginning of the locks of this member's leases.
         """
         outbox = self._outbox
@@ -233,7 +240,7 @@ class Sharing(Part):
     def _look_again(self) -> None:
         """Count surplus anew, with the rows that this step has read.
 
-        It does so only if handler threads take rows: a caller that steps takes them after this.
+        Nothing is counted if a caller steps the engine: the caller takes those rows after this.
         """
         if self._ready.is_threaded and not self.surplus and (due := self._ready.due):
             waiting = len(self._ready.waiting_since())
@@ -244,7 +251,7 @@ class Sharing(Part):
             return self._callers_since()
         if self._ready.is_threaded:
             return self._ready.waiting_since()
-        # The thread that steps also delivers: it has had no time for rows that are due.
+        # The thread that steps the engine also delivers: it has had no time for rows that are due.
         return () if self._ready.due else (0,)
 
     def _sample(self, now_us: int, waiting: Sequence[int]) -> None:
@@ -263,18 +270,19 @@ class Sharing(Part):
                 samples.popleft()
 
     def _reckon(self, now_us: int, due: int, waiting: int) -> None:
-        """Calculate how many of these due rows others may have."""
+        """Calculate how many of the due rows other members may have."""
         self.surplus = self.oldest_ms = 0
         beyond = self._beyond(now_us, due, waiting) if due else 0
         if beyond > 0 and not self._membership.others:
-            # Set all the same: with surplus, heartbeats of others are read more often.
+            # Set the surplus without members too: with surplus, heartbeats of others are read more
+            # often.
             self.surplus = beyond
         elif beyond > 0:
             may_go, oldest_ms = self._ready.find_due(self._may_go, _LOOK_MAX)
             self.surplus, self.oldest_ms = min(beyond, may_go), oldest_ms
 
     def _beyond(self, now_us: int, due: int, waiting: int) -> int:
-        """How many due rows our own slots do not begin soon."""
+        """How many due rows this member's own slots do not begin soon."""
         if self._isolated or (waiting and self._callers_since is None):
             return 0
         if now_us - self._last_begun_us() >= _STALLED_US:
@@ -288,14 +296,14 @@ class Sharing(Part):
         return due - waiting - own
 
     def _last_begun_us(self) -> int:
-        """When the last delivery began; exact if few are under way, else by the last look."""
+        """When the last delivery began; exact if few are under way, else as of the last look."""
         if self._outbox.running > 2 * self._threads:
             return self._begun_us
         return max((one.begun_us for one in self._outbox.handed_out()), default=self._begun_us)
 
     @property
     def mean_us(self) -> int | None:
-        """The time that slots were taken lately, for each ended delivery; None if not known yet."""
+        """The time that slots were taken lately, per ended delivery; None if not known yet."""
         if not self._samples:
             return None
         first = self._samples[0]
@@ -304,7 +312,7 @@ class Sharing(Part):
         return (self._taken_us - first.taken_us) // max(self._ended - first.ended, 1)
 
     def _gift(self) -> int:
-        """How many rows a slot is given at once."""
+        """How many rows a slot gets at once."""
         mean_us = self.mean_us
         if mean_us is None or self._ended <= self._samples[0].ended:
             return 1
@@ -312,7 +320,7 @@ class Sharing(Part):
 
     @property
     def is_awake(self) -> bool:
-        """True to step at the busy pace: rows are due to share, or may be given to us soon."""
+        """True to step at the busy pace: rows wait to be shared, or may be given to this member."""
         if not self._membership.beats or self._isolated:
             return False
         if self.free:
@@ -321,7 +329,7 @@ class Sharing(Part):
 
     @property
     def is_barred(self) -> bool:
-        """True if others may have free slots, but cannot be given the rows that are due here."""
+        """True if other members may have free slots, but cannot be given the due rows."""
         if self._isolated:
             return True
         beats = self._membership.beats
@@ -334,12 +342,12 @@ class Sharing(Part):
         return bool(self._membership.others) and not self._isolated
 
     def share(self) -> None:
-        """Move surplus to the free slots of others that this member is to offer.
+        """Move surplus rows to those free slots of other members to which this member is to give.
 
         The next flush of the outbox stores the moves.
 
         Raises:
-            StoreUnavailable, StoreTimeout: The others could not be read; no row was moved.
+            StoreUnavailable, StoreTimeout: The heartbeats could not be read; no row was moved.
         """
         if not self._may_share:
             return
@@ -380,14 +388,14 @@ class Sharing(Part):
         return lane if self._outbox.share(one, lane) else None
 
     def _rows_at_once(self) -> int:
-        """The most rows that one step moves: large ones take long, and leases end meanwhile."""
+        """The most rows that one step moves; large rows take long, and leases end meanwhile."""
         body_bytes = self._memory.body_bytes // max(len(self._memory.known), 1)
         return min(_ROWS_MAX, max(_BYTES_MAX // max(body_bytes, 1), 1))
 
     def _share_all(self) -> None:
-        """Give others all rows that are due here, or soon: none of them begins here any more.
+        """Give other members all rows that are due or soon due; none begins here any more.
 
-        A row that is not due yet keeps its due, so it is not late.
+        A row that is not due yet keeps its due, and is so not delivered late.
         """
         self._membership.look()
         lanes = self._lanes_of_others()
@@ -400,7 +408,7 @@ class Sharing(Part):
             self._give(one, lanes[one.band])
 
     def _lanes_of_others(self) -> dict[int, list[int]]:
-        """Band -> lanes of other members: of those with free slots, if there are any."""
+        """Band -> lanes of members with free slots or, without any, of all other members."""
         beats = self._membership.beats
         names = [name for name in self._membership.others if not beats[name].isolated]
         lanes: dict[int, list[int]] = {}
@@ -432,12 +440,12 @@ class Sharing(Part):
         return now_us - birth_us(row.id) >= stays_us
 
     def _slots(self) -> Iterator[_MemberSlot]:
-        """Free slots of others that this member is to offer, each once for each heartbeat."""
+        """Free slots to which this member is to give rows, each once for each heartbeat."""
         now_us = self._clock.boot_us()
         beats = self._membership.beats
         self._seen = {name: one for name, one in self._seen.items() if name in beats}
         me, told = self._membership.member, self._membership.last
-        # By the last heartbeats, ours too: so all givers agree on which of them gives.
+        # Decide by the last heartbeats, our own too: so all givers agree on which of them gives.
         givers = {name: beat.oldest_ms for name, beat in beats.items() if beat.surplus}
         givers[me] = told.oldest_ms or self.oldest_ms
         readers = self._readers()
@@ -470,7 +478,7 @@ class Sharing(Part):
         if beat.begun > seen.begun:
             seen.given_us, seen.is_suspect = 0, False
         elif not seen.lanes <= set(beat.lanes):
-            # Other members have these lanes by now, with the given rows.
+            # Other members read these lanes by now, and have the given rows.
             seen.given_us = 0
         elif seen.after_us - seen.given_us >= _IDLE_US:
             shunned_us = _SHUNNED_LONG_US if seen.is_suspect else _SHUNNED_US
@@ -492,7 +500,7 @@ class Sharing(Part):
         seen.lanes |= lanes
 
     def _readers(self) -> dict[int, str]:
-        """Polled lane that this member does not read -> the member that should read it."""
+        """Lane that is polled by another member -> the member that should read it."""
         register, ours, now_ms = self._register, self._memory.lanes, self._clock.now_ms()
         layout, settings = register.layout, register.settings
         polled = settings.lanes_polled(now_ms)
@@ -508,8 +516,8 @@ class Sharing(Part):
     def _lanes_of(self, name: str, readers: Mapping[int, str]) -> dict[int, list[int]]:
         """Band -> lanes to which rows for a member are moved.
 
-        They are the lanes that it has reported and should still read, as members may have come or
-        gone since. Without any, they are all lanes that it has reported.
+        These are the lanes that the member has reported and should still read, as members may have
+        joined or left since. If there are none, they are all lanes that it has reported.
         """
         layout = self._register.layout
         bands: dict[int, list[int]] = {}

@@ -41,9 +41,10 @@ _FIND_ROWS = 500
 _RETRY_MS = 250
 _EAGER_RETRY_MS = 50
 _EAGER_MS = 4_000
-"""How long a lane that is new here is retried so often: its reader releases it by then."""
+"""How long a lane that is new to this member is retried so often: its reader releases the lane by
+then."""
 _FRESH_US = 2_000_000
-"""A message put this recently can hardly have ended with its row still stored."""
+"""A message put this recently can hardly have ended while its row is still stored."""
 
 
 class Intake(Part):
@@ -59,7 +60,7 @@ class Intake(Part):
         self._groups = groups
 
     def _lease_key(self, shard: Shard) -> Shard:
-        """The shard whose lease covers a shard: itself, or that of its group lane."""
+        """The shard whose lease covers a shard: itself, or the lease shard of its group lane."""
         layout = self._layout
         return layout.lane_lease(shard.lane) if layout.is_of_groups(shard.lane) else shard
 
@@ -72,7 +73,7 @@ class Intake(Part):
         """Read these lanes from now on and no others.
 
         Args:
-            lanes: Their numbers.
+            lanes: The lanes' numbers.
             sealed: Returns the sealed minutes of the queue; called only if lanes are new.
 
         Returns:
@@ -81,7 +82,7 @@ class Intake(Part):
         wanted, held = set(lanes), self._memory.lanes
         dropped = [lane for lane in held if lane not in wanted]
         new = [lane for lane in wanted if lane not in held]
-        # Call it first: if it fails, nothing has changed.
+        # Read the sealed minutes first: if that fails, nothing has changed.
         registered = sealed() if new else {}
         if dropped:
             self.give_up(lambda one: one.row.shard.lane in dropped)
@@ -92,7 +93,7 @@ class Intake(Part):
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
                 made = self._register.made_minute(number) - 1
-                # A register from a clock that ran ahead must not hide open minutes.
+                # A seal from a clock that ran ahead must not hide open minutes.
                 start = min(self._register.unsealed_minute(number, registered) - 1, newest)
                 lane = Lane.fresh(number, self._layout, start, made)
                 lane.eager_until_ms = self._clock.now_ms() + _EAGER_MS
@@ -105,12 +106,13 @@ class Intake(Part):
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Forget rows that were not handed out, and reread them if their lane stays ours."""
+        """Forget rows that were not handed out; reread them if this member keeps their lane."""
         for one in self._groups.give_up(unwanted):
             self._memory.leave(one)
         for one in self._ready.remove(lambda one: not one.grouped and unwanted(one)):
             if self._lies_behind_seal(one):
-                # The lane's next reader begins after the seal, and sweeps behind it minutes later.
+                # Move it: the lane's next reader begins after the seal, and sweeps behind the seal
+                # minutes later.
                 self._memory.stranded.append(one)
             else:
                 self._memory.leave(one)
@@ -118,7 +120,8 @@ class Intake(Part):
     def _lies_behind_seal(self, one: Delivery) -> bool:
         """True if a due row that waits only for a handler lies in a sealed minute.
 
-        A row that is not due lies there only if the clock was set back: its minute comes again.
+        A row that is not due lies in one only if the clock was set back; then its minute comes
+        again.
         """
         lane = self._memory.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
@@ -133,23 +136,23 @@ class Intake(Part):
             rows: The rows, by shard.
 
         Returns:
-            Lane -> the due from which it is to be reread: that of its first row that was refused,
-            as another member holds or may hold its shard; or, in a group lane that was just taken
-            over, that of the first row to read.
+            Lane -> the due from which it must be reread. That is the due of its first row that was
+            refused, because another member holds or may hold the row's shard; or, in a group lane
+            that was just taken over, the due of the first row to read.
         """
         if not rows:
             return {}
         try:
             return self._accept(rows)
         except (StoreUnavailable, StoreTimeout):
-            # No poll reads rows behind a cursor: move cursors back where order counts.
+            # Move cursors back where order counts, as no poll reads rows behind a cursor.
             self._memory.read_again(rows)
             raise
 
     def accept_moved(self, rows: Iterable[Row]) -> None:
-        """Take in rows that this process has just placed and that are due soon, without a read.
+        """Take in rows, without a read, that this process has just placed and that are due soon.
 
-        Rows of groups are left to a poll, which reads the rows before them first.
+        Rows of groups are left to a poll, which reads the rows in front of them first.
         """
         soon_ms = self._clock.now_ms() + SOON_MS
         # Two copies of a message may have been moved to the same row.
@@ -170,7 +173,8 @@ class Intake(Part):
             fresh = self._without_purged(fresh)
         if not fresh:
             return {}
-        # All I/O comes first: a row that is known but not ready would never be delivered.
+        # Do all I/O before the rows enter memory: a row in memory that is not in `ready` would
+        # never be delivered.
         unheld = {shard for shard in shards_of(fresh) if self._lease_of(shard) is None}
         refused = self._lease(fresh, unheld)
         if unheld:
@@ -187,7 +191,7 @@ class Intake(Part):
             elif lane.number not in refused:
                 taken += self._groups.place(lane, rows_of_shard)
         self._ready.add(taken)
-        # Leases may have expired meanwhile: no cursor may pass rows that were released then.
+        # Leases may have expired meanwhile: no cursor may pass the rows that were released then.
         return _earliest(refused, self._memory.left)
 
     def _lease(self, rows: Sequence[Row], unheld: set[Shard]) -> dict[int, int]:
@@ -213,15 +217,16 @@ class Intake(Part):
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
                 lane.retry_ms = now_ms + after_ms
-                # Not from the shard's start: each try would read past its tombstones.
+                # Reread from the first refused row, not from the shard's start: each try would read
+                # past the tombstones of the shard.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
                 if lane.of_groups:
-                    # A row that a sweep has found comes before the rows that a poll reads next.
+                    # A row that a sweep has found precedes the rows that a poll reads next.
                     self._memory.go_back_to(lane, first_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
-        """Return the shards worth an LWT; if one was refused before, a plain read decides."""
+        """Return the shards worth an LWT; if a shard was refused before, a plain read decides."""
         shards = {row.shard: row.position for row in rows}
         mine = {
             shard: lane
@@ -250,7 +255,7 @@ class Intake(Part):
         return [there.get(row.id, row) for row in rows if row.shard not in new or row.id in there]
 
     def _find(self, rows: Sequence[Row], shards: Iterable[Shard]) -> list[Row]:
-        """Return the rows that still exist; many are read by ranges, which costs a third."""
+        """Return the rows that still exist; many are read by ranges, at a third of the cost."""
         if len(rows) < _FIND_ROWS:
             return self._store.find(row.position for row in rows)
         found: dict[bytes, Row] = {}
@@ -260,7 +265,7 @@ class Intake(Part):
             place = min(dues) - 1, max(dues), 2 * len(dues)
             range_ = Slice(shard.queue, [shard.minute], [shard.lane], *place, purpose="leased")
             found |= {row.id: row for row in self._store.read(range_) if row.id in wanted}
-        # Rows put there meanwhile may have filled the limit of a range.
+        # Rows that were put into a range meanwhile may have filled its limit.
         left = [row.position for row in rows if row.id not in found]
         return [*found.values(), *(self._store.find(left) if left else ())]
 
@@ -275,8 +280,9 @@ class Intake(Part):
     def _without_ended(self, rows: list[Row]) -> list[Row]:
         """Drop rows of messages that ended according to the ledger: their deletes are missing.
 
-        The process that recorded the end crashed, or a replica missed the delete and its hint. New
-        messages, most of a queue without timers, can hardly have ended and are not looked up.
+        Either the process that recorded the end crashed, or a replica missed the delete and its
+        hint. New messages can hardly have ended and are not looked up; in a queue without timers
+        most messages are new.
         """
         fresh_us = self._clock.now_us() - _FRESH_US
         asked: list[Row] = []

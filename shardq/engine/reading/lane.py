@@ -8,8 +8,8 @@
                            0.5 s / 0.25 s ◄─┤
 ```
 
-Every row due at or before the cursor has been read once. Cursors say where to look first; losing
-one costs time, never a message.
+Every row due at or before the cursor has been read once. Cursors say where to look first; the loss
+of a cursor costs time, never a message.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SWEPT = 1 << 62
 READ_AHEAD_MS = 2_000
 """Rows due within this time are read ahead, and handed out on their millisecond."""
 REST_AHEAD_MS = 6_000
-"""The same at rest, on a store that reports changes: steps are rarer there."""
+"""The same time at rest, if the store reports changes: steps are rarer there."""
 SOON_MS = 4_000
-"""What this process places to be due within this time is news: a look ahead at rest comes every 3 s
-and might pass over it."""
+"""A row that this process places to be due within this time is news: a look ahead at rest comes
+only every 3 s and might miss the row."""
 
 
 @dataclass(slots=True)
@@ -41,30 +41,32 @@ class Lane:
 
     Attributes:
         number: The lane's number.
-        band: Its priority; 0 for a group lane, whose rows have their own.
-        of_groups: True if it is a group lane.
-        sealed: The last minute up to which all its shards are sealed.
+        band: The lane's priority; 0 for a group lane, whose rows have their own priorities.
+        of_groups: True if the lane is a group lane.
+        sealed: The last minute up to which all shards of the lane are sealed.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
         again_ms: When the rows due shortly before were last reread, epoch milliseconds.
-        behind: Minutes with rows to catch up with, oldest first; None: not probed.
+        behind: Minutes with rows to catch up with, oldest first; None if they were not probed.
         behind_until_ms: The due up to which `behind` was probed.
         full: True if the last read ended at its limit: more rows are due now.
-        rows: How many of its rows are in memory, without claims.
-        used: Unsealed minute -> how many rows were seen in it; most are tombstones by now.
-        retry_ms: When to retry a lease that another member holds, epoch milliseconds; 0: none.
-        eager_until_ms: Until when such a lease is retried often, epoch milliseconds.
-        adopted_until_ms: Until when it is read in place of another member, epoch milliseconds; 0:
-            it is this member's by rank.
-        span_ms: The longest stretch of due to read at once.
-        stalled: True if the last poll skipped it, for lack of room or of a lease.
+        rows: How many of the lane's rows are in memory, without claims.
+        used: Unsealed minute -> how many rows were seen in it, of which most are deleted by now.
+        retry_ms: When to retry a lease that another member holds, epoch milliseconds; 0 without
+            one.
+        eager_until_ms: Until when a lease that another member holds is retried often, epoch
+            milliseconds.
+        adopted_until_ms: Until when the lane is read in place of another member, epoch
+            milliseconds; 0 if the lane is this member's by rank.
+        span_ms: The longest stretch of time, by due, to read at once.
+        stalled: True if the last poll skipped the lane, for lack of room or of a lease.
         swept: Rung of `SEALED_RUNGS` -> the last minute that was swept at it.
-        unswept_ms: The due from which on a sweep skipped it; `SWEPT`: no sweep did.
-        quiet: True if no rows are expected in it: then it is not polled (`quiet.py`).
-        stirred: True if rows of it were taken in while it was quiet.
-        probed: The last minute that was searched for rows while it was quiet.
-        awake_ms: Until when it is polled at least, epoch milliseconds.
-        seen_ms: When a row was last seen in it, epoch milliseconds; group lanes only.
+        unswept_ms: The due from which on a sweep skipped the lane; `SWEPT` if no sweep did.
+        quiet: True if no rows are expected in the lane, which is then not polled (`quiet.py`).
+        stirred: True if rows of the lane were taken in while it was quiet.
+        probed: The last minute that was searched for rows while the lane was quiet.
+        awake_ms: Until when the lane is polled at least, epoch milliseconds.
+        seen_ms: When a row was last seen in the lane, epoch milliseconds; group lanes only.
     """
 
     number: int
@@ -96,7 +98,7 @@ class Lane:
     def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
         """Make a lane to be read from the minute after `sealed`.
 
-        Minutes up to `made` are not swept again: the lane did not exist then.
+        Minutes up to `made` are not swept again, as the lane did not exist then.
         """
         back = _swept_back(layout)
         return cls(
@@ -112,7 +114,7 @@ class Lane:
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
-        """True if one read, together with other current lanes, brings it to `until_ms`."""
+        """True if one read, together with other current lanes, brings the lane to `until_ms`."""
         return (
             not self.full and self.behind is None and until_ms - self.cursor_ms <= layout.minute_ms
         )
@@ -130,7 +132,7 @@ class Lane:
         return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
-        """Move the cursor forward, never back: all rows up to this place have been read."""
+        """Move the cursor forward, never back: all rows up to the new place have been read."""
         if cursor_ms > self.cursor_ms or (
             cursor_ms == self.cursor_ms and self.cursor_id is not None
         ):
@@ -139,7 +141,8 @@ class Lane:
     def stop(self, due_ms: int, row_id: bytes) -> None:
         """Move the cursor to the last row of a full page.
 
-        Rows that it left out may be behind the cursor: then `again_ms` goes back, to reread them.
+        Rows that the page left out may be behind the cursor: then `again_ms` moves back, so that
+        they are reread.
         """
         if due_ms <= self.cursor_ms:
             self.again_ms = min(self.again_ms, due_ms - 1)
@@ -148,14 +151,14 @@ class Lane:
     def look_again(self, after_ms: int, now_ms: int) -> None:
         """Record that all rows due after `after_ms`, until now, were reread.
 
-        A reread that leaves a gap does not count: rows stored in time since the last one may be
-        due before it.
+        A reread that leaves a gap after the last one does not count: rows stored in time since then
+        may be due in the gap.
         """
         if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
             self.again_ms = max(self.again_ms, now_ms)
 
     def sealable_to(self, layout: Layout, newest: int) -> int | None:
-        """The last minute that may be sealed by now; None: any, up to the newest.
+        """The last minute that may be sealed by now; None if any up to the newest may.
 
         The next reader infers from the seal alone which minutes were swept after their seals, so
         the seal must not run ahead of these sweeps. A lane that nobody read for longer than the
@@ -170,7 +173,8 @@ class Lane:
     def seal(self, minute: int, newest: int) -> None:
         """Record that all minutes up to one were found empty, when `newest` could be sealed.
 
-        That counts as their sweeps that were due by then, except at rungs with unswept minutes.
+        That counts as those sweeps of the minutes that were due by then, except at rungs that have
+        unswept minutes.
         """
         for rung, swept in self.swept.items():
             if swept >= self.sealed:
@@ -194,14 +198,14 @@ class Lane:
     def comes_to(self, position: Position) -> bool:
         """True if the cursor will reach a position that is ahead of it.
 
-        It skips minutes that are sealed, or that a probe found empty.
+        The cursor skips minutes that are sealed, or that a probe found empty.
         """
         minute = position.shard.minute
         is_passed = position.due_ms <= self.behind_until_ms and minute not in (self.behind or ())
         return minute > self.sealed and (self.behind is None or not is_passed)
 
     def rewind(self, due_ms: int) -> None:
-        """Reread rows from a due on: move the cursor back if it has passed that due."""
+        """Reread rows from a due on: move the cursor back if it has passed the due."""
         self.quiet = False
         if due_ms <= self.cursor_ms:
             self.cursor_ms, self.cursor_id = due_ms - 1, None
@@ -211,7 +215,7 @@ class Lane:
         """Reread a group lane from its first listed row on: listed minutes, then unsealed ones.
 
         Args:
-            listed: Minute -> due of its first row.
+            listed: Minute -> due of the minute's first row.
         """
         self.rewind(min(listed.values()))
         self.behind = deque(sorted(minute for minute in listed if minute <= self.sealed))
@@ -232,13 +236,14 @@ RUNGS = (
     Rung(60_000, 30_000, "sweep 60 s"),
 )
 MISSED_MS = 500
-"""A row of a group that is stored this long after its due still goes before later rows."""
+"""A row of a group that is stored this long after its due is still delivered before later rows."""
 MISSED_MS_MAX = RUNGS[1].depth_ms
-"""How far before the cursor such a row is looked for if nothing was reread for long."""
+"""How far before the cursor such a late row is looked for if nothing was reread for long."""
 _IN_TIME_MS = 250
-"""docs/guarantees.md promises the order of rows stored this late; the first rung finds them."""
+"""docs/guarantees.md promises the order of rows stored this late; the first rung finds such
+rows."""
 SEALED_RUNGS = (4, 32, 256)
-"""Minutes after its seal at which a shard is swept: hints and logged batches may be late."""
+"""How many minutes after its seal a shard is swept: hints and logged batches may arrive late."""
 
 _SWEPT_BACK = 1
 _SWEPT_BACK_MS = 1_000
@@ -251,7 +256,8 @@ def _swept_back(layout: Layout) -> int:
 
 
 SLICES = 12
-"""Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
+"""Into how many slices a swept minute is cut: even with 2,000 settled rows a second a read then
+meets fewer than 10,000 tombstones."""
 SLICE_MS_MIN = 1_000
 """The shortest slice planned for a sealed minute; failed reads make slices shorter."""
 SPAN_MS_MIN = 10
@@ -259,7 +265,7 @@ SPAN_MS_MIN = 10
 
 
 class Ladder:
-    """Decides which sweeps are due; they read each tombstone ten times at most.
+    """Decides which sweeps are due. The sweeps read each tombstone ten times at most.
 
     Args:
         now_ms: Epoch milliseconds.
@@ -280,10 +286,11 @@ class Ladder:
         )
 
     def due(self, now_ms: int) -> Rung | None:
-        """The deepest rung that is due; its sweep also does for the shallower ones. None: none is.
+        """The deepest rung that is due, whose sweep also does for shallower rungs; None without.
 
-        A late rung reaches back further, by as much as it is late. Otherwise rows stored behind
-        the cursors just before an outage of the store would wait for the sweep of their seal.
+        A late rung reaches further back, by as much as it is late. Otherwise rows that were stored
+        behind the cursors just before an outage of the store would wait for the sweep of their
+        seal.
         """
         if now_ms < self._next_ms:
             return None
@@ -295,7 +302,7 @@ class Ladder:
         return deepest
 
     def swept(self, rung: Rung, at_ms: int) -> None:
-        """Record that a rung's sweep, begun at `at_ms`, succeeded. A failed one stays due."""
+        """Record that a rung's sweep, begun at `at_ms`, succeeded. After a failure it stays due."""
         for place, one in enumerate(RUNGS):
             if one.every_ms <= rung.every_ms:
                 self._swept_ms[place] = at_ms
@@ -304,9 +311,9 @@ class Ladder:
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
         """The (rung, minute) of a lane's sealed minutes that are due for another sweep.
 
-        They follow from the register and the time: the sealer of a minute had swept earlier ones
-        (see `sealable_to`), so a lane that is new here starts there, however long nobody read it.
-        The caller records in `lane.swept` which sweeps were made.
+        They follow from the seal and the time: the sealer of a minute had swept earlier minutes
+        (see `sealable_to`). So a lane that is new to this member starts at the seal, however long
+        nobody read the lane. The caller records in `lane.swept` which sweeps were made.
         """
         due = []
         for rung in SEALED_RUNGS:

@@ -1,7 +1,7 @@
-"""The lanes of a queue that one member reads: its own, and those that it adopts for a while.
+"""The lanes of a queue that one member reads: its own lanes, and lanes that it adopts for a while.
 
-`membership.py` ranks the members for each lane; the lease decides which one reads it. `quiet.py`
-decides which lanes are polled, and `auto.py` how many lanes a queue has.
+`membership.py` ranks the members for each lane; the lease decides which of them reads the lane.
+`quiet.py` decides which lanes are polled, and `auto.py` how many lanes a queue has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _ADOPTED_MS = 10_000
 _SETTLED_MS = 500
-"""An adopted lane is not given away sooner: its first head takes a moment to begin."""
+"""An adopted lane is given away no sooner than this: its first head takes a moment to begin."""
 
 
 class Lanes(Part):
@@ -40,9 +40,9 @@ class Lanes(Part):
         put_rate: Returns how many messages are put a second.
 
     Attributes:
-        only_keeps: True if the member takes no lanes beside those it reads already.
-        is_leaving: True if the member ends soon: its lanes stay the same until then.
-        quiet: Decides which lanes are polled, and which expect no rows.
+        only_keeps: True if the member takes no lanes beside the lanes that it reads already.
+        is_leaving: True if the member ends soon, and keeps its lanes until then.
+        quiet: Decides which lanes are polled, and in which no rows are expected.
         auto: Decides how many lanes the queue has, if its consumers are to decide.
     """
 
@@ -69,33 +69,34 @@ class Lanes(Part):
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
-        """Make the parts that remember wall-clock times; again after the clock was set."""
+        """Make the parts that remember wall-clock times; called again after the clock was set."""
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._home)
         self.quiet = Quiet(self._home, self._memory, self._reader, self._pages)
 
     @property
     def told(self) -> tuple[int, ...]:
-        """The lanes in which others may share messages with this member: those that it polls."""
+        """The lanes in which others may give rows to this member: those that it polls."""
         polled = self._memory.polled
         return tuple(sorted(lane.number for lane in polled if not lane.of_groups))
 
     def assign_anew(self) -> None:
-        """Make the next step assign lanes, even if no member has come or gone."""
+        """Let the next step assign lanes, even if no member has joined or left."""
         self._assigned_turn = None
 
     def turn_has_changed(self) -> bool:
-        """True if lanes are to be assigned anew, though no member has come or gone."""
+        """True if lanes must be assigned anew, though no member has joined or left."""
         now_ms = self._clock.now_ms()
         if len(self._membership.others) < self._register.settings.lanes_written:
             return self._assigned_turn is None
         return self._assigned_turn != now_ms // PASS_ON_MS
 
     def assign(self, *, is_reading: bool) -> None:
-        """Read the lanes that are this member's by rank, and release the others.
+        """Read the lanes that are this member's by rank, and release all others.
 
         Args:
-            is_reading: True if it reads any: without demand it releases them to the others.
+            is_reading: True if the member reads any lanes; False if it has no demand, and so
+                releases them to other members.
         """
         if self.is_leaving:
             return
@@ -115,7 +116,8 @@ class Lanes(Part):
         }
         self._keep(mine | adopted)
         if not self.only_keeps:
-            # Otherwise unset, so that the next caller's first step takes the lanes not taken now.
+            # Otherwise leave it unset, so that the next caller's first step takes the lanes not
+            # taken now.
             self._assigned_turn = now_ms // PASS_ON_MS
         for number in mine:
             self._memory.lanes[number].adopted_until_ms = 0
@@ -128,7 +130,8 @@ class Lanes(Part):
         lanes = layout.lanes()
         ranks = self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
         if layout.groups_used:
-            # At a fixed time: a group lane passed on each second would make no progress.
+            # Rank at a fixed time: a group lane that was passed on each second would make no
+            # progress.
             ranks |= self._membership.ranks(layout.lanes_of_groups(), 0)
         return ranks
 
@@ -141,7 +144,7 @@ class Lanes(Part):
     def guard(self) -> None:
         """Adopt lanes whose reader by rank has left due rows unread for a second."""
         now_ms = self._clock.now_ms()
-        # Take no lane back that was given away, before the other member had time to adopt it.
+        # A lane that was given away is not taken back before the other member had time to adopt it.
         given = {lane for lane, (_, until_ms) in self._given.items() if until_ms > now_ms}
         lanes = self._register.layout.all_lanes()
         others = [lane for lane in lanes if lane not in self._memory.lanes and lane not in given]
@@ -166,11 +169,11 @@ class Lanes(Part):
 
     @property
     def given(self) -> tuple[tuple[int, str], ...]:
-        """The group lanes that were given away lately, each with the member that got it."""
+        """The group lanes given away lately, each with the member that got it."""
         return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
 
     def may_give(self, lane: int) -> bool:
-        """True if a lane is read here, and was not adopted within the last half second."""
+        """True if this member reads a lane, and adopted it no later than half a second ago."""
         mine = self._memory.lanes.get(lane)
         since_ms = self._clock.now_ms() + _ADOPTED_MS - _SETTLED_MS
         return mine is not None and mine.adopted_until_ms <= since_ms

@@ -31,12 +31,13 @@ class Memory:
         polled: The lanes that were not quiet when `Quiet` last looked.
         known: Row id -> delivery of a row that was read and is not settled.
         running: Row id -> delivery that was handed out and is not settled.
-        begun: How many deliveries were handed out; a run until empty sees by it that none began.
+        begun: How many deliveries were handed out; if the number stays the same, none has begun.
         leased_rows: Shard of a lease -> how many rows were read under it, without claims.
         group_rows: How many rows of group lanes were read, without claims.
         body_bytes: The size of all bodies and headers in memory.
         left: Lane -> the due from which it is reread, noted since `left` was last cleared.
-        stranded: Deliveries released behind the seal of their lane; their rows are moved to now.
+        stranded: Deliveries released behind the seal of their lane, whose rows will be moved to
+            now.
     """
 
     def __init__(self, home: QueueHome) -> None:
@@ -78,7 +79,7 @@ class Memory:
         return taken
 
     def leave(self, one: Delivery) -> None:
-        """Forget a row that was released, and reread it if its lane is still read here."""
+        """Forget a row that was released, and reread it if this member still reads its lane."""
         self.forget(one)
         if one.careful and not one.grouped:
             one.lease.give_back()
@@ -110,7 +111,7 @@ class Memory:
             self._uncount(lease.shard, count)
 
     def replace(self, one: Delivery, row: Row) -> None:
-        """Replace a row in memory by its edited form, or by one without its body."""
+        """Replace a row in memory by its edited form, or by the same row without its body."""
         self.body_bytes += row.size_bytes - one.row.size_bytes
         one.replace(row)
 
@@ -121,7 +122,7 @@ class Memory:
         self.begun += 1
 
     def park(self, one: Delivery, claim: Row) -> None:
-        """Record that a delivery was parked: its row is a claim now, and needs no lease."""
+        """Record that a delivery was parked: its row is this claim now, and needs no lease."""
         if self.known.pop(one.row.id, None) is not None and not one.is_claim:
             self._uncount(one.lease.shard, 1)
         one.become_claim(claim)
@@ -140,7 +141,7 @@ class Memory:
             lane.rows -= count
 
     def read_again(self, rows: Iterable[Row]) -> None:
-        """Move cursors back to rows of groups behind them, which come before the rows read next."""
+        """Move cursors back to rows of groups that precede the rows which polls read next."""
         for row in rows:
             lane = self.lanes.get(row.shard.lane)
             if (
@@ -152,12 +153,12 @@ class Memory:
                 lane.rewind(row.due_ms)
 
     def is_eager(self) -> bool:
-        """True if another member holds a lane that is new here: its rows wait for this member."""
+        """True if another member still holds a lane that is new to this member."""
         now_ms = self._clock.now_ms()
         return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
 
     def is_ending(self, lane: Lane) -> bool:
-        """True if a lane has a row whose delivery has ended, and which is about to be settled."""
+        """True if a lane has a row whose delivery has ended, and that will be settled soon."""
         return any(
             one.has_ended and one.row.shard.lane == lane.number for one in self.known.values()
         )

@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4 << 20
 ROW_BYTES = 100
-"""The most bytes that one read is to return, and the bytes of a row beside its body."""
+"""About how many bytes one read returns at most, and how many bytes a row has beside its body."""
 TURN_US = 250_000
 """How long a step works on minutes that ended long ago. Meanwhile acks wait to be stored, and
-claims to be postponed."""
+claims wait to be postponed."""
 PROBE_MINUTES = 1_440
 QUICK_US = 15_000
 BYTES_MAX = 64 << 20
-"""Most bytes of bodies in memory, over all lanes; above that only heads of groups are taken in."""
+"""The most bytes of bodies in memory, over all lanes; above this only heads of groups are taken
+in."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 
@@ -39,10 +40,10 @@ class Pages(Part):
     """Reads rows of one member's lanes, page by page.
 
     Attributes:
-        page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
+        page_rows: The most rows of a shard to read at once, adapted so that a page has about 4 MiB.
         body_bytes: The estimated size of a body.
         knows_bodies: True if any body was read.
-        lost: Leases that were lost, until the next step clears them.
+        lost: Leases that were lost; the next step clears the list.
     """
 
     def __init__(self, member: Member) -> None:
@@ -103,7 +104,7 @@ class Pages(Part):
         )
 
     def read(self, *wanted: Slice) -> list[Row]:
-        """Read several slices in one read; a failure makes the pages smaller."""
+        """Read several slices at once; if that fails, later pages are smaller."""
         # Renew before each read: a step of many slow reads outlasts a lease.
         self.renew()
         try:
@@ -124,11 +125,11 @@ class Pages(Part):
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
     def next_minute(self, minute: int) -> int | None:
-        """The first minute, from this one on, in which a lane has rows; None: no index knows."""
+        """The first minute with rows from this one on; None if the store has no such index."""
         return self._store.next_minute(self._layout.queue, minute)
 
     def first_minute(self, minute: int) -> int:
-        """The first minute, from this one on, in which a lane may have rows."""
+        """The first minute, from this one on, in which any lane may have rows."""
         found = self.next_minute(minute)
         return minute if found is None else found
 
@@ -146,5 +147,5 @@ class Pages(Part):
             ]
 
     def renew(self) -> None:
-        """Renew the leases whose time has come; the next step releases the rows of lost ones."""
+        """Renew the leases that are due; the next step releases the rows of lost leases."""
         self.lost += self._leases.renew()

@@ -37,14 +37,15 @@ log = logging.getLogger(__name__)
 _BEFORE_MS = 2_000
 """A minute is searched this long before it begins: polled lanes are read ahead as far."""
 _BEFORE_AT_REST_MS = 12_000
-"""The same at rest: the next look comes 10 s later, and not all queues are to search at once."""
+"""The same time at rest, when the next look comes 10 s later, and not all queues should search at
+once."""
 _LOOK_US = 200_000
 _SETTINGS_US = 100_000
-"""Shortest time between rereads of the settings on news of writes of other processes."""
+"""Shortest time between rereads of the settings after news of writes of other processes."""
 
 
 class Quiet:
-    """Decides which lanes of a member are quiet, and searches these for rows."""
+    """Decides which lanes of a member are quiet, and searches quiet lanes for rows."""
 
     def __init__(self, home: QueueHome, memory: Memory, reader: Reader, pages: Pages) -> None:
         self._clock = home.clock
@@ -56,7 +57,8 @@ class Quiet:
         self._rests = False
         self._seen: tuple[object, object] = (None, None)
         self._watched: dict[int, int] = {}
-        """Quiet lane of another member that has rows -> until when it is guarded."""
+        """Quiet lane of another member in which rows were found -> until when this member guards
+        it."""
         self._watched_to = -1
 
     @property
@@ -71,9 +73,10 @@ class Quiet:
             self._register.refresh(force=True)
 
     def look(self, *, rests: bool) -> None:
-        """Decide which lanes are quiet, and search these in minutes that are about to begin.
+        """Decide which lanes are quiet, and search them in minutes that are about to begin.
 
-        Most steps skip this, as it is long for a queue that once had 64 lanes of three bands.
+        Most steps skip this, because it takes long in a queue that once had 64 lanes of three
+        bands.
         """
         now_us, settings, memory = self._clock.boot_us(), self._register.settings, self._memory
         seen = settings, memory.polled
@@ -106,9 +109,10 @@ class Quiet:
             self._look_through(quiet, now_ms)
 
     def of_others(self, lanes: Sequence[int], now_ms: int) -> list[int]:
-        """Return the lanes of other members to guard: lanes that expect rows, or have some.
+        """Return the lanes of other members to guard: those with rows, found or expected.
 
-        Their quiet lanes are searched for rows once a minute: their reader may not do so.
+        Quiet lanes of other members are searched for rows once a minute, as their reader may not do
+        so.
         """
         layout = self._layout
         expected = expected_lanes(self._register.settings, layout, now_ms)
@@ -123,7 +127,7 @@ class Quiet:
 
     @property
     def search_s(self) -> float:
-        """Seconds until quiet lanes are to be searched again; infinite without any."""
+        """Seconds until quiet lanes must be searched again; infinite if no lane is quiet."""
         probed = [lane.probed for lane in self._memory.lanes.values() if lane.quiet]
         if not probed:
             return math.inf
@@ -134,12 +138,12 @@ class Quiet:
         return min(ms, self._layout.minute_ms // 2)
 
     def _last_minute(self, now_ms: int) -> int:
-        """The minute up to which quiet lanes are to be searched by now."""
+        """The minute up to which quiet lanes should have been searched by now."""
         before_ms = self._before_ms(_BEFORE_AT_REST_MS if self._rests else _BEFORE_MS)
         return self._layout.minute_of(now_ms + before_ms)
 
     def _falls_silent(self, lane: Lane, now_ms: int) -> bool:
-        """True if a lane that was polled, or is new here, may be quiet from now on.
+        """True if a lane that was polled, or is new to this member, may be quiet from now on.
 
         Rows behind its cursor were read; minutes after the cursor are searched from now on.
         """
@@ -171,7 +175,7 @@ class Quiet:
     def _found(self, shard: Shard, now_ms: int) -> None:
         lane, layout = self._memory.lanes[shard.lane], self._layout
         is_to_come = shard.minute > layout.minute_of(now_ms)
-        # A producer that has not read the settings may write more rows.
+        # A producer that has not read the settings yet may write more rows.
         until_ms = layout.end_ms(shard.minute) if is_to_come else now_ms + layout.offset_ms
         self._wake(lane, until_ms)
         log.debug("lane %d has rows in minute %d, and is polled", shard.lane, shard.minute)

@@ -54,20 +54,20 @@ _Found: TypeAlias = "Mapping[int, list[Row]]"
 
 _MISSED_ROWS_MAX = 5_000
 _PAGES_AT_ONCE = 5
-"""Pages for each lane: its open minutes, and one more."""
+"""The most pages to read for each lane: its open minutes, and one more."""
 _GROUP_ROWS_MIN = 500
 """Rows of a page of a group lane, where many such lanes are read side by side."""
 _UNHELD_ROWS = 32
-"""Rows of the first page of a group lane: they are reread once its lease is taken."""
+"""Rows of the first page of a group lane: the rows are reread once the lane's lease is taken."""
 _UNKNOWN_ROWS = 4
-"""The same, until the size of a body is known: a first call reads 25 group lanes at once."""
+"""The same number until the size of a body is known: a first call reads 25 group lanes at once."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
-"""A group lane in which nothing was seen for `_DOZE_MS` is read every `_DOZE_US`."""
+"""A group lane in which no row was seen for `_DOZE_MS` is read only every `_DOZE_US`."""
 
 
 class _Page(NamedTuple):
-    """The next read of a lagging lane; `is_last` if it reaches the end of its minute."""
+    """The next read of a lagging lane; `is_last` if the read reaches the end of its minute."""
 
     lane: Lane
     wanted: Slice
@@ -95,7 +95,7 @@ class Reader(Part):
 
     @property
     def read_ms(self) -> int:
-        """The due up to which the lane that is furthest was read, epoch milliseconds."""
+        """The highest due up to which any polled lane was read, epoch milliseconds."""
         return max((lane.cursor_ms for lane in self._memory.polled), default=0)
 
     @property
@@ -107,8 +107,8 @@ class Reader(Part):
         """Read what has come due since the last poll.
 
         Args:
-            back_ms: How far before now the same read rereads as well.
-            ahead_ms: How far after now the same read reads as well, if a look ahead is due.
+            back_ms: How far before now the poll also rereads.
+            ahead_ms: How far after now the poll also reads, if a look ahead is due.
 
         Returns:
             How many rows were new.
@@ -143,7 +143,8 @@ class Reader(Part):
         if current:
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if dozing:
-            # Apart, or the others would be reread from these cursors on, through their tombstones.
+            # Read these apart, or the current lanes would be reread from the cursors of these on,
+            # through their tombstones.
             self._read_current(dozing, until_ms, back_ms, ahead_ms)
         if lagging:
             self._go_back(lagging, until_ms)
@@ -154,7 +155,7 @@ class Reader(Part):
         return len(self._memory.known) - before
 
     def _wakes(self) -> bool:
-        """True if this poll also reads group lanes in which nothing was seen for a minute."""
+        """True if this poll also reads group lanes in which no row was seen for a minute."""
         now_us = self._clock.boot_us()
         if now_us - self._dozed_us < _DOZE_US and not self.wakes_all:
             return False
@@ -177,19 +178,20 @@ class Reader(Part):
         )
 
     def is_caught_up(self) -> bool:
-        """True if everything due up to now was read and settled."""
+        """True if all rows due up to now were read and settled."""
         until_ms = self._until_ms(self._clock.now_ms())
         return not self._memory.known and all(
             lane.is_current(until_ms, self._layout) for lane in self._memory.polled
         )
 
     def awaited(self, back_ms: int) -> Slice | None:
-        """The rows that a poll at rest would read; None: lanes need other reads.
+        """The rows that a poll at rest would read; None if lanes need other reads.
 
-        A lane that another member holds is retried often; a group lane is read more rarely.
+        Other reads are needed if another member holds a lane, which is retried often, or for a
+        group lane, which is read more rarely.
 
         Args:
-            back_ms: How far before the last poll, for rows that were stored late.
+            back_ms: How far before the last poll the rows begin, because rows may be stored late.
         """
         now_ms, polled = self._clock.now_ms(), self._memory.polled
         if self._isolated or not polled or any(one.of_groups or one.retry_ms for one in polled):
@@ -206,31 +208,32 @@ class Reader(Part):
         lanes = [
             lane
             for lane in self._memory.polled
-            # Skip a lane that this step did not poll: rows of it may come before those ahead.
+            # Skip a lane that this step did not poll: rows of it may precede those read ahead.
             if not lane.stalled
             and lane.retry_ms <= now_ms
             and self._room_ahead(lane) > 0
             and lane.is_current(now_ms, self._layout)
-            # Skip a group lane whose cursor went back since, to before the rows reread below.
+            # Skip a group lane whose cursor moved back since, to before the rows reread below.
             and not (lane.of_groups and lane.read_ms < self._missed_since_ms(lane, now_ms))
         ]
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
             limit = min(self._room_ahead(lane) for lane in lanes)
-            # From the last poll on: a row may have come due since.
+            # Begin at the last poll: a row may have come due since.
             after_ms = max(after_ms, min(self._polled_to_ms, now_ms - 1))
             wanted = self._pages.slice(lanes, after_ms, until_ms, "ahead", limit=limit)
             rows = self._pages.read(wanted)
             counts = Counter(row.shard for row in rows)
             self._look_again_where_cut(counts, limit)
             rows = self._without_cut_off(rows, counts, limit)
-            # A claim's holder may still postpone it: it is read when due, never before.
+            # Leave out claims: their holders may still postpone them, so they are read when due,
+            # never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self.with_missed(rows, now_ms, now_ms))
 
     @property
     def ahead_s(self) -> float:
-        """Seconds until the next look ahead; infinite if there is none."""
+        """Seconds until the next look ahead; infinite if there will be none."""
         if self._isolated:
             return math.inf
         return max(self._ahead_next_us - self._clock.boot_us(), 0) / 1e6
@@ -238,9 +241,9 @@ class Reader(Part):
     def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
         """Add to rows of groups earlier rows, stored after the poll that passed their due.
 
-        A sweep would find these too, but perhaps only after a later row has been handed out. The
-        read begins before the lane's last reread, and not before its last poll: polls find no
-        late rows, and there may have been many slow ones since.
+        A sweep would find the earlier rows too, but perhaps only after a later row has been handed
+        out. The read goes back beyond the lane's last reread, not only beyond its last poll: polls
+        find no late rows, and there may have been many slow polls since.
         """
         grouped = {
             row.shard.lane: lane
@@ -267,16 +270,16 @@ class Reader(Part):
                 for lane in lanes:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
-            # Move cursors back: no poll reads rows that a sweep has found behind them.
+            # Move cursors back: no poll would read the rows behind them that a sweep has found.
             self._memory.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
         missed = [row for row in again if row.id not in seen]
-        # By shard and due: the first rows need care, if another member may have died of them.
+        # Sort by shard and due: the first rows need care, if another member may have died of them.
         return sorted([*rows, *missed], key=_place_of) if missed else rows
 
     def without_unread(self, rows: list[Row]) -> list[Row]:
-        """Drop rows of lanes not read here, and rows of group lanes that polls will still read."""
+        """Drop rows of lanes not read by this member, or that polls of group lanes will read."""
         lanes = self._memory.lanes
         return [
             row
@@ -288,7 +291,7 @@ class Reader(Part):
     def _without_cut_off(
         self, rows: list[Row], counts: Mapping[Shard, int], limit: int
     ) -> list[Row]:
-        """Drop rows of group lanes in minutes after one in which a full page left rows out.
+        """Drop rows of group lanes in minutes after a minute of which a full page left rows out.
 
         Args:
             rows: The page, in order.
@@ -313,7 +316,7 @@ class Reader(Part):
             self._ahead_next_us = 0
 
     def _is_ahead_due(self, ahead_ms: int, *, at_once: bool = False) -> bool:
-        """True if a look so far ahead is due; it counts as done. The next is due at its half."""
+        """True if a look so far ahead is due, and counts as done; the next is due at its half."""
         boot_us = self._clock.boot_us()
         if self._isolated or (boot_us < self._ahead_next_us and not at_once):
             return False
@@ -331,7 +334,7 @@ class Reader(Part):
     def _room(self, lane: Lane) -> int:
         """How many rows of a lane to read at most.
 
-        The prefetch does not bound rows of groups: they wait for each other, not for a handler.
+        The prefetch does not bound rows of groups, which wait for each other, not for a handler.
         """
         if lane.of_groups:
             return self._pages.page_rows if self._groups.has_room else 0
@@ -339,7 +342,7 @@ class Reader(Part):
         return min(self._pages.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
-        """How many rows to read ahead: half of the share is left to rows that come due before."""
+        """How many rows to read ahead: half of the share is kept for rows that come due sooner."""
         if lane.of_groups:
             return self._room(lane)
         return min(self._room(lane), self._share() // 2 - lane.rows)
@@ -347,7 +350,7 @@ class Reader(Part):
     def _room_behind(self, lane: Lane) -> int:
         """How many rows of a lagging lane to read: none until a quarter of its share is free.
 
-        A read of ten rows takes as long as one of five hundred.
+        The pause pays, as a read of ten rows takes as long as a read of five hundred.
         """
         is_wide = lane.of_groups or lane.rows <= self._share() * 3 // 4
         return self._room(lane) if is_wide else 0
@@ -370,13 +373,14 @@ class Reader(Part):
         if ahead_ms:
             self._look_again_where_cut(counts, limit)
         rows = self._without_cut_off(rows, counts, limit)
-        # A claim's holder may still postpone it: it is read when due, never before.
+        # Leave out claims that are not due: their holders may still postpone them.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
         rows = self._within_room_ahead(lanes, rows, until_ms)
         last: dict[int, Row] = {}
         for row in rows:
-            # Rows come by minute, so the first shard that was cut short stops the lane's cursor.
+            # Rows are in order of minutes, so the first shard that was cut short stops the lane's
+            # cursor.
             if counts[row.shard] >= limit and row.shard not in beyond:
                 held = last.get(row.shard.lane)
                 if held is None or held.shard == row.shard:
@@ -384,9 +388,11 @@ class Reader(Part):
         for lane in lanes:
             lane.full = lane.number in last
         if last:
-            # Before handlers can take the rows: rows that were cut off are due before some of them.
+            # Set the horizon before handlers can take the rows: rows that were cut off are due
+            # before some of them.
             self._set_horizon(until_ms)
-        # The next poll reads the rows that were cut off: in memory now, they would take its room.
+        # The next poll reads the rows that were cut off: in memory now, they would take up that
+        # poll's room.
         missed_ms = min([until_ms, *(row.due_ms - 1 for row in last.values())])
         refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms))
         for lane in lanes:
@@ -404,7 +410,7 @@ class Reader(Part):
     def _within_room_ahead(
         self, lanes: Sequence[Lane], rows: list[Row], until_ms: int
     ) -> list[Row]:
-        """Drop rows read ahead for which there is no room; the next look ahead finds them."""
+        """Drop rows read ahead that have no room; the next look ahead finds them."""
         room = {lane.number: self._room_ahead(lane) for lane in lanes}
         kept = []
         for row in rows:
@@ -419,7 +425,8 @@ class Reader(Part):
     def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Move lanes not read for long back to rows that their last polls may have missed.
 
-        Rows due since then are read page by page, and the first pages may have none of a group.
+        Otherwise those rows might come too late: the rows due since then are read page by page, and
+        the first pages may have none of a group.
         """
         for lane in lanes:
             if not lane.full and lane.behind is None:
@@ -428,11 +435,11 @@ class Reader(Part):
                 lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
-        """The due after which rows may have been stored too late for the poll that passed it."""
+        """The due after which rows may have been stored too late for the poll that passed them."""
         return max(min(after_ms, lane.again_ms) - MISSED_MS, after_ms - MISSED_MS_MAX)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Find the minutes with rows between the cursors and now, before leasing any of them."""
+        """Find the minutes with rows between cursors and now, before any of them is leased."""
         wanted = [lane for lane in lanes if lane.behind is None]
         if not wanted:
             return
@@ -442,7 +449,7 @@ class Reader(Part):
         # A machine without a clock battery boots in 1970, 30 million minutes ago.
         first = max(first, min(self._pages.first_minute(first), newest))
         last = min(newest, first + PROBE_MINUTES - 1)
-        # Open minutes are read anyway: a probe would read past all rows settled in them.
+        # Open minutes are read anyway: a probe would read past all rows settled there.
         open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
         numbers = [lane.number for lane in wanted]
         found = self._pages.occupied(range(first, min(open_from, last + 1)), numbers)
@@ -457,7 +464,7 @@ class Reader(Part):
             lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Read lagging lanes on, many at once, until they have no room or have caught up."""
+        """Read lagging lanes, many at once, until they have no room or have caught up."""
         left, until_us = list(lanes), self._clock.boot_us() + TURN_US
         for _ in range(_PAGES_AT_ONCE * len(lanes)):
             pages = self._next_pages(left, until_ms)
@@ -474,8 +481,8 @@ class Reader(Part):
                 lane.behind, lane.full = None, False
 
     def _next_pages(self, lanes: Iterable[Lane], until_ms: int) -> list[_Page]:
-        """The next pages that fit into 4 MiB together, of the lanes furthest behind."""
-        # Group lanes last: their heads are held back until due rows of other lanes are read.
+        """The next pages of the lanes furthest behind, as many as fit into 4 MiB together."""
+        # Group lanes come last: their heads are held back until due rows of other lanes are read.
         lagging = sorted(
             (lane for lane in lanes if lane.behind),
             key=lambda lane: (lane.of_groups, self._begin_ms(lane)),
@@ -483,7 +490,8 @@ class Reader(Part):
         knows_bodies, rows_max = self._pages.knows_bodies, self._pages.page_rows
         if knows_bodies:
             rows_max = round(PAGE_BYTES / (self._pages.body_bytes + ROW_BYTES))
-        # Many are read side by side: one after the other they would take as many round trips.
+        # Many group lanes are read side by side: one after the other they would take as many round
+        # trips.
         each = max(rows_max // max(sum(lane.of_groups for lane in lagging), 1), _GROUP_ROWS_MIN)
         pages: list[_Page] = []
         for lane in lagging:
@@ -501,7 +509,7 @@ class Reader(Part):
         return pages
 
     def _begin_ms(self, lane: Lane) -> int:
-        """The due after which a lagging lane is to be read on."""
+        """The due after which the next read of a lagging lane begins."""
         minute = (lane.behind or [0])[0]
         return max(lane.cursor_ms, self._layout.start_ms(minute) - 1)
 
@@ -513,7 +521,7 @@ class Reader(Part):
         last_ms = min(layout.end_ms(minute) - 1, until_ms, lane.behind_until_ms)
         span_ms = lane.span_ms
         if not layout.may_seal(minute, self._clock.now_ms()):
-            # An open minute may be full of tombstones of rows that its former reader settled.
+            # An open minute may be full of tombstones, of rows that its former reader settled.
             least_ms = max(layout.minute_ms // SLICES, SPAN_MS_MIN)
             span_ms = min(span_ms, max(self._open_span_ms, least_ms))
         end_ms = min(last_ms, after_ms + span_ms)
@@ -533,7 +541,7 @@ class Reader(Part):
             for lane, *_ in pages:
                 lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
             raise
-        # A quick read met few tombstones: a minute full of them takes 100 ms.
+        # A quick read met few tombstones: the read of a minute full of them takes 100 ms.
         quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
         widest_ms = max(page.span_ms for page in pages)
         self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
@@ -564,15 +572,15 @@ class Reader(Part):
     def _with_older(
         self, pages: Sequence[_Page], rows: _Found, ends_ms: Mapping[int, int], asked_ms: int
     ) -> list[Row]:
-        """Add to rows of pages earlier rows that their lanes' former polls may have missed.
+        """Add to rows of pages earlier rows that former polls of the lanes may have missed.
 
-        Polls miss no rows that came due long before, so a lane is reread only once, near now.
+        Polls miss no rows that were due long before, so a lane is reread only once, near now.
         """
         whole: list[Row] = []
         for lane, wanted, *_ in pages:
             of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
             if lane.again_ms < wanted.after_ms + MISSED_MS:
-                # The page as well: its replicas may have been read at different times.
+                # Reread the page as well: its replicas may have been read at different times.
                 of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
             else:
                 lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
@@ -581,9 +589,11 @@ class Reader(Part):
 
     def _set_horizon(self, until_ms: int) -> None:
         layout = self._layout
-        # Not the bands of the layout: a queue made anew under this name may have others.
+        # Take the bands of `ready`, not of the layout: a queue made anew under this name may have
+        # others.
         horizon: list[int | None] = [None] * self._ready.bands
-        # A lane that was read up to now, or that another member seems to hold, holds nothing back.
+        # A lane holds no other back if it was read up to now, or if another member seems to hold
+        # it.
         behind = [
             lane
             for lane in self._memory.polled
@@ -592,9 +602,10 @@ class Reader(Part):
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
         moving = self._ready.waiting(full) if full else set()
         for lane in behind:
-            # A stalled lane holds back rows due after its cursor, and later bands, only while
-            # handlers can take rows of it due before, or one is about to be settled. Otherwise
-            # all its rows run, wait for their groups or were read ahead: it would block itself.
+            # A stalled lane holds back later bands, and rows due after its cursor, only in two
+            # cases: handlers can take rows of the lane due before, or one of its rows is about to
+            # be settled. Otherwise all its rows run, wait for their groups or were read ahead, and
+            # the lane would block itself.
             if lane.stalled and not (lane.number in moving or self._memory.is_ending(lane)):
                 continue
             seen = horizon[lane.band]

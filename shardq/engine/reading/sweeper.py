@@ -1,8 +1,8 @@
 """Rereads rows behind the cursors: late and skewed writes, and rows that no other read finds.
 
 The ladder in `lane.py` decides when. A shard is sealed only when a sweep of it, made after its
-offset, finds no row. If the store has an index of rows, steps look behind the seals as well: a
-seal is only as right as the clock by which it was set.
+offset, finds no row. If the store has an index of rows, steps look behind the seals as well: a seal
+is wrong if the clock by which it was set was.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _OWN_BACK_MS = 1_000
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
-"""Pause before the next look behind the seals, if the last one met rows there."""
+"""Pause before the next look behind the seals, if the last look found rows there."""
 _BACK_MS_MAX = 3_600_000
 """How far back a late rung reaches at most, unless older minutes cannot be sealed yet. A machine
-may have slept for a year, and a step has to end. The sweep of a seal finds older rows."""
+may have slept for a year, and a step must end. The sweep before a seal finds older rows."""
 _AHEAD_MS = 1_000
 _MANY_MINUTES = 200
-"""A sweep of more minutes than this asks first which of them have rows, at the cost of a read."""
+"""A sweep of more minutes than this first finds out which of them have rows, by one more read."""
 _SLICES_MAX = 64
-"""Failures split a sweep into this many slices at most: the step waits for all of them."""
+"""Failures split a sweep into this many slices at most: one step reads all of them."""
 
 
 class _Swept(NamedTuple):
-    """The outcome of a sweep: rows met, new or not, and lanes of which it left some there."""
+    """The outcome of a sweep: how many rows it met, and in which lanes it left some unread."""
 
     rows: int
     left: set[int]
@@ -69,7 +69,7 @@ class Sweeper(Part):
         groups: Lists minutes of group lanes, so that seals may pass them.
 
     Attributes:
-        ladder: Decides which sweeps are due; a poll may do for one of them.
+        ladder: Decides which sweeps are due; a poll may take the place of a sweep.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sweeper(Part):
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
-        """Make the parts that remember wall-clock times; again after the clock was set."""
+        """Make the parts that remember wall-clock times; called again after the clock was set."""
         self._sealed_next_ms = self._again_ms = 0
         self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
@@ -92,7 +92,7 @@ class Sweeper(Part):
         self.ladder = Ladder(self._layout, self._clock.now_ms())
 
     def rung_due(self) -> Rung | None:
-        """The rung of the ladder that is due, until it was swept; None: none is."""
+        """The rung of the ladder whose sweep is due; None if no sweep is due."""
         now_ms = self._clock.now_ms()
         return None if self._isolated or now_ms < self._again_ms else self.ladder.due(now_ms)
 
@@ -100,9 +100,9 @@ class Sweeper(Part):
         """Reread rows behind the cursors, as far back as a rung reaches, and sealed minutes."""
         now_ms = self._clock.now_ms()
         if rung is not None:
-            # A lagging lane is skipped: it must not keep the others from being swept.
+            # Skip lagging lanes: they must not keep the other lanes from being swept.
             after_ms = now_ms - rung.depth_ms
-            # A lane without its lease is swept from here on once it has the lease.
+            # A lane without its lease is swept from this due on, once the lane has its lease.
             ready = {lane.number for lane in self._sweepable(now_ms)}
             open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
@@ -114,7 +114,8 @@ class Sweeper(Part):
             for unswept_ms, lanes in together.items():
                 since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, open_ms))
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
-                # Cursors are ahead of now if the clock was set back: in this step, or by a little.
+                # The cursors are ahead of now if the clock was set back: in this step, or by a
+                # little.
                 end_ms = min(now_ms + _AHEAD_MS, *(lane.cursor_ms for lane in lanes))
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
@@ -126,14 +127,15 @@ class Sweeper(Part):
         self._sweep_sealed(now_ms)
 
     def look_behind_seals(self) -> None:
-        """Reread lanes from rows behind their seals, if the store has an index that finds these.
+        """Reread lanes from rows behind their seals, if the store has an index that finds them.
 
-        It costs one look-up: the first row of the queue nearly always comes after all seals.
+        The cost is one look-up: the first row of the queue nearly always comes after all seals.
         """
         lanes = self._memory.lanes
         now_us = until_us = self._clock.boot_us()
         if lanes.keys() != self._behind_of:
-            # Find all of them if a lane is new here: its groups wait for their first rows.
+            # If a lane is new to this member, find all such minutes: the lane's groups wait for
+            # their first rows.
             self._behind_of = frozenset(lanes)
             self._behind_from = self._register.first_minute
             until_us = now_us + TURN_US
@@ -144,7 +146,8 @@ class Sweeper(Part):
             if first > newest:
                 self._behind_from = self._register.first_minute
                 break
-            # One minute at a time: listed minutes of group lanes have rows, and may be days apart.
+            # Look at one minute at a time: listed minutes of group lanes have rows, and may be days
+            # apart.
             self._reopen(first)
             self._behind_from = first + 1
             self._behind_us = now_us + _BEHIND_US
@@ -164,8 +167,8 @@ class Sweeper(Part):
         """Reread the last 50 ms: a put just reported may have written behind the cursor.
 
         Args:
-            near: What was put. A put of this process may have taken longer: the reread begins at
-                its due, as far as 1 s back.
+            near: The dues of the rows that were put. A put of this process may have taken longer
+                than 50 ms: the reread begins at its due, up to 1 s back.
         """
         now_ms = self._clock.now_ms()
         own_ms = NEVER if near is None else near.own_ms
@@ -176,7 +179,7 @@ class Sweeper(Part):
             known = self._memory.known
             for page in self._pages.whole(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
-                # Polls may have passed earlier rows of these groups a little before.
+                # Polls may have passed earlier rows of these groups shortly before.
                 whole = self._reader.with_missed(new, after_ms, end_ms)
                 # A lease taken for the previous page may have moved the cursor back.
                 self._intake.accept(self._reader.without_unread(whole))
@@ -186,12 +189,13 @@ class Sweeper(Part):
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
         if self._pages.next_minute(0) is not None:
-            # `look_behind_seals` finds rows that arrive there late.
+            # `look_behind_seals` finds rows that are stored late in sealed minutes.
             for lane in self._memory.lanes.values():
                 lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
             return
         due = self._sealed_due(now_ms)
-        # Nearly all are empty by now, and after a night in which nobody read there are thousands.
+        # Probe them first: nearly all are empty by now, and after a night without readers there are
+        # thousands.
         numbers = sorted({lane.number for lanes in due.values() for lane in lanes})
         there = set(self._pages.occupied(sorted({minute for _, minute in due}), numbers))
         until_us = self._clock.boot_us() + TURN_US
@@ -207,16 +211,17 @@ class Sweeper(Part):
                 left = self._sweep_minute(full, minute, f"sweep sealed {rung} min", slices).left
             for lane in ready:
                 if lane.number in left:
-                    # Sweep it again when its holder may have died. Later minutes of this rung wait
-                    # until then, because `swept` and the seal record only the last minute.
+                    # Sweep the minute again when the lane's holder may have died. Later minutes of
+                    # this rung wait until then, because `swept` and the seal record only the last
+                    # minute.
                     self._refused_ms[rung, lane.number] = now_ms + self._register.settings.lease_ms
                 else:
                     lane.swept[rung] = minute
 
     def _sealed_due(self, now_ms: int) -> dict[tuple[int, int], list[Lane]]:
-        """(rung, minute) -> the lanes whose sealed minute is to be swept again."""
+        """(rung, minute) -> the lanes whose sealed minute must be swept again."""
         due: dict[tuple[int, int], list[Lane]] = {}
-        # Lagging lanes as well: they may lag for long.
+        # Include lagging lanes, as they may lag for long.
         for lane in self._memory.lanes.values():
             if lane.band >= self._layout.bands_used and not lane.of_groups:
                 # Nobody has put to this band, so no row can arrive late.
@@ -239,10 +244,11 @@ class Sweeper(Part):
         sealed: dict[int, int] = {}
         until_us = self._clock.boot_us() + TURN_US
         wanted: dict[int, range] = {}
-        # One read covers this many shards at most, because leases wait to be renewed.
+        # Bound the shards of one read, because leases wait to be renewed meanwhile.
         most = max(4 * PROBE_MINUTES // (len(self._memory.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
-        # Lanes are nearly always sealed together: one look-up for each minute that a seal ends at.
+        # Lanes are nearly always sealed together: one look-up serves all lanes whose seals end at
+        # the same minute.
         firsts: dict[int, int] = {}
         for lane in self._memory.lanes.values():
             if lane.sealed >= newest:
@@ -251,7 +257,7 @@ class Sweeper(Part):
             if first is None:
                 first = firsts[lane.sealed] = self._pages.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
-            # A quiet lane is not read: it is searched just below.
+            # A quiet lane is not read; `_look_for_unseen` searches it below.
             last = last if lane.quiet else min(last, self._read_to(lane))
             swept_to = lane.sealable_to(self._layout, newest)
             last = last if swept_to is None else min(last, swept_to)
@@ -264,15 +270,16 @@ class Sweeper(Part):
             if minute > lane.sealed:
                 lane.seal(minute, newest)
                 if lane.quiet:
-                    # The lane has no rows up to there to be read once it is polled again.
+                    # The lane has no rows up to the new seal that would have to be read once it is
+                    # polled again.
                     lane.advance(self._layout.end_ms(minute) - 1)
                 sealed[number] = minute
         return sealed
 
     def _look_for_unseen(self, wanted: Mapping[int, range]) -> None:
-        """Find minutes in which lanes have rows, although no row was seen there.
+        """Find minutes in which lanes have rows, although no row was seen in them.
 
-        Lanes are nearly always sealed together: one read does for all of them.
+        Lanes are nearly always sealed together, so that one read serves all of them.
         """
         lanes = self._memory.lanes
         together: dict[range, list[int]] = {}
@@ -284,17 +291,17 @@ class Sweeper(Part):
                 together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
         for minutes, numbers in together.items():
             for shard in self._pages.occupied(minutes, numbers):
-                # A row was written into a minute that was read before, and no sweep met it yet.
+                # A row was written into a minute after its read, and no sweep has met the row yet.
                 lanes[shard.lane].used.setdefault(shard.minute, 1)
 
     def _read_to(self, lane: Lane) -> int:
-        """The last minute that was read to its end."""
+        """The last minute of a lane that was read to its end."""
         return self._layout.minute_of(lane.cursor_ms + 1) - 1
 
     def _empty_until(self, lane: Lane, minutes: range, until_us: int) -> int:
         """The last of these minutes up to which the lane's shards are drained.
 
-        It sweeps one of them at least, and others until `until_us`, time since boot.
+        One of them is swept at least, and others until `until_us`, time since boot.
         """
         for minute in sorted(minute for minute in lane.used if minute in minutes):
             is_over = minute > minutes.start and self._clock.boot_us() > until_us
@@ -313,7 +320,7 @@ class Sweeper(Part):
         return not rows or (lane.of_groups and self._groups.pass_by(lane.number, minute))
 
     def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
-        """Add to rows of groups that no read has met the earlier rows stored with them."""
+        """Add to new rows of groups the earlier rows that were stored with them."""
         known = self._memory.known
         if any(row.group is not None and row.id not in known for row in rows):
             return self._reader.with_missed(rows, after_ms, until_ms)
@@ -337,18 +344,19 @@ class Sweeper(Part):
     def _sweep_slices(
         self, lanes: Sequence[Lane], after_ms: int, end_ms: int, purpose: str, slices: int = 0
     ) -> _Swept:
-        """Reread (after, end] in slices."""
+        """Reread the rows with after < due <= end, in slices."""
         length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
         if slices:
             length = -(-(end_ms - after_ms) // slices)
-        # This sweep may cover more than the one that failed: bound the number of slices.
+        # This sweep may cover a longer time than the sweep that failed: bound the number of slices.
         least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._memory.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
             if end_ms - after_ms > _MANY_MINUTES * self._layout.minute_ms:
-                # A clock that was set ahead, or a machine that slept, leaves many empty minutes.
+                # A clock that was set ahead, or a machine that slept, leaves many empty minutes:
+                # skip these.
                 first = self._pages.first_minute(self._layout.minute_of(after_ms + 1))
                 after_ms = min(max(after_ms, self._layout.start_ms(first) - 1), end_ms - 1)
             stop_ms = min(after_ms + length, end_ms)
@@ -362,7 +370,7 @@ class Sweeper(Part):
                         left.update(row.shard.lane for row in page if row.id not in read)
                     left.update(self._intake.accept(self._with_missed(met, after_ms, stop_ms)))
             except (StoreUnavailable, StoreTimeout):
-                # The step does its other work before the next try, which reads less at once.
+                # The step does its other work before the next try, which reads fewer rows at once.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
                 self._again_ms = self._clock.now_ms() + _AGAIN_MS
                 raise

@@ -27,8 +27,9 @@ class Errand:
     """One piece of work for the store.
 
     Attributes:
-        over: Set once it has ended.
-        failure: The error that it ended with; None after success. Before its end, that of a fault.
+        over: Set once the work has ended.
+        failure: The error with which the work ended; None after success. Before the end, the error
+            that a fault of the thread would leave.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -51,11 +52,11 @@ class Errand:
 
 
 class Courier:
-    """Runs errands one after another: in its own thread once it is started, else in the caller's.
+    """Runs errands one after another: in a thread once `start` was called, else in the caller's.
 
     Args:
-        name: The name of its thread.
-        on_return: Called in its thread after each errand.
+        name: The name of the thread.
+        on_return: Called in the thread after each errand.
     """
 
     def __init__(self, name: str, on_return: Callable[[], None]) -> None:
@@ -66,18 +67,18 @@ class Courier:
         self._serves = self._is_begun = False
 
     def start(self) -> None:
-        """Have a thread run the errands that are sent from now on."""
+        """Let a thread run the errands that are sent from now on."""
         self._serves = True
 
     def stop(self) -> None:
-        """End the thread after its errands; those sent later run in the caller's thread."""
+        """End the thread after its errands; later errands run in the caller's thread."""
         with self._lock:
             self._serves = False
             if self._is_begun:
                 self._errands.put(None)
 
     def send(self, work: Callable[[], None]) -> Errand:
-        """Send work to the thread; if there is none, do it before returning."""
+        """Send work to the thread; without a thread, do the work before returning."""
         errand = Errand(work)
         with self._lock:
             serves = self._serves and self._begin()
@@ -103,7 +104,8 @@ class Courier:
                 errand.run()
                 self._on_return()
         finally:
-            # After a fault, which threading prints, nobody must wait for the errands left.
+            # After a fault, which Python's threading prints, nobody must wait for the errands that
+            # are left.
             with self._lock:
                 self._serves = False
                 while not self._errands.empty():

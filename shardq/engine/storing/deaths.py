@@ -1,8 +1,8 @@
-"""Calls `on_dead` with each message that died here, after its burial is stored.
+"""Calls `on_dead` with each message that died in a consumer, after its burial is stored.
 
 ```
  outbox ── a burial is stored ──► tell ──► waiting ──► on_dead(message), one after another
-                                      in a thread of its own, or in the caller of `Consumer.step`
+                                      in a separate thread, or in the caller of `Consumer.step`
 ```
 
 A message is reported once at most. A crash, a deadline or too many waiting messages leave some
@@ -36,7 +36,7 @@ log.addFilter(sound_traceback)
 
 _WAITING_MAX = 10_000
 _WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""The most dead messages, and about the most bytes, that wait in memory for a slow `on_dead`."""
+"""How many dead messages, and about how many bytes, wait in memory for a slow `on_dead` at most."""
 _POLL_S = 0.05
 
 
@@ -44,7 +44,7 @@ class Deaths:
     """Dead messages of one consumer on their way to its `on_dead`.
 
     Args:
-        register: The record of the queue in which they died.
+        register: The record of the queue in which the messages died.
         failures: Limits how many failed calls are logged.
         call: The user's `on_dead`.
     """
@@ -67,7 +67,8 @@ class Deaths:
         self._left_out = 0
         self._is_calling = False
         self._begun_us = self._named_us = 0
-        """Time since boot at which the last call began, and its run time when last logged."""
+        """Time since boot at which the last call of `on_dead` began; the call's run time when it
+        was last logged."""
         self._is_ending = False
         self._thread: threading.Thread | None = None
 
@@ -78,7 +79,7 @@ class Deaths:
         self._thread.start()
 
     def tell(self, row: Row) -> None:
-        """Have `on_dead` called for a dead message, by its row in the dead-letter queue."""
+        """Let `on_dead` be called for a dead message, given its row in the dead-letter queue."""
         # The burial is stored, so `on_dead` must be called even if the store fails now. Nothing is
         # read here: planning the burial has opened the dead-letter queue's record.
         message = Message(row, 0, self._register.signer_of(row.shard.queue))
@@ -100,7 +101,7 @@ class Deaths:
 
     @property
     def is_busy(self) -> bool:
-        """True if a call waits or runs; it may put messages, so no queue counts as empty yet."""
+        """True if a call waits or runs. It may put messages, so no queue counts as empty yet."""
         with self._lock:
             return bool(self._waiting) or self._is_calling
 
@@ -173,7 +174,7 @@ class Deaths:
                 self._say_left_out(is_over=False)
 
     def _call_next(self) -> bool:
-        """Make the call that has waited longest; False if none waits."""
+        """Make the call that has waited longest; False if no call waits."""
         with self._lock:
             if self._is_ending or not self._waiting:
                 return False

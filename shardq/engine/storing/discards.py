@@ -1,7 +1,7 @@
-"""Rows that are deleted without an ack: purged, ended before, cancelled, useless, or not kept.
+"""Rows that are deleted without an ack: purged, cancelled, useless, not kept, or ended before.
 
-A message that dies is not kept if its queue has no dead-letter queue. A row stays here, and its
-delete is repeated, until the store has taken it.
+A message that dies is not kept if its queue has no dead-letter queue. The delete of a row is
+repeated until the store has carried it out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class _Doom(NamedTuple):
-    """How a delivery ends whose row is deleted.
+    """How the message of a deleted row ends.
 
     Attributes:
-        fate: For the ledger.
-        is_counted: True if it counts here; False if it counts as dropped.
-        dead: The row as it would be among dead messages, if it died.
+        fate: The end that the ledger records.
+        is_counted: True if the end counts by its fate; False if it counts as dropped.
+        dead: The row as it would be among dead messages, if the message died; else None.
     """
 
     fate: End
@@ -33,7 +33,7 @@ class _Doom(NamedTuple):
 
 
 class Discards:
-    """The rows that one consumer is to delete."""
+    """The rows that one consumer must delete."""
 
     def __init__(self, home: QueueHome) -> None:
         self._register = home.register
@@ -43,37 +43,38 @@ class Discards:
         self._left_over: dict[Position, Row] = {}
         self._doomed: dict[Delivery, _Doom] = {}
         self._ending: dict[Delivery, _Doom] = {}
-        """Doomed deliveries whose rows existed. They count, even if a repeat finds no row."""
+        """Doomed deliveries whose rows existed. They count as ended, even if a repeat finds no
+        row."""
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is to be deleted."""
+        """True if no row must be deleted."""
         return not (self._purged or self._left_over or self._doomed or self._ending)
 
     def purge(self, rows: list[Row]) -> None:
-        """Delete these rows by the next flush: they entered before a purge."""
+        """Let the next flush delete these rows, because they entered before a purge."""
         self._purged.update({row.position: row for row in rows})
 
     def drop(self, rows: list[Row]) -> None:
-        """Delete these rows by the next flush: their messages have ended."""
+        """Let the next flush delete these rows, because their messages have ended."""
         self._left_over.update({row.position: row for row in rows})
 
     def cancel(self, one: Delivery, *, is_counted: bool) -> None:
-        """Delete this row by the next flush: its message was cancelled, or is useless.
+        """Let the next flush delete a row: its message was cancelled, or is useless.
 
         Args:
             one: The row's delivery.
-            is_counted: True to count the message as cancelled here, if its row exists. False if
-                the canceller counts it; the row then counts as left over.
+            is_counted: True to count the message as cancelled, if its row exists. False if the
+                canceller counts the message; the row then counts as dropped.
         """
         self._doomed[one] = _Doom(End.CANCELLED, is_counted)
 
     def expire(self, one: Delivery) -> None:
-        """Delete this row by the next flush: its message is too old."""
+        """Let the next flush delete a row, because its message is too old."""
         self._doomed[one] = _Doom(End.EXPIRED, is_counted=True)
 
     def bury(self, one: Delivery, dead: Row) -> None:
-        """Delete this row by the next flush: its message died, and is not kept.
+        """Let the next flush delete a row, because its message died and is not kept.
 
         Args:
             one: The row's delivery.
@@ -82,11 +83,11 @@ class Discards:
         self._doomed[one] = _Doom(End.DEAD, is_counted=True, dead=dead)
 
     def flush(self) -> tuple[list[Delivery], list[Row]]:
-        """Delete all these rows.
+        """Delete all rows that wait for it.
 
         Returns:
-            The cancelled and dead deliveries, which the caller is to conclude, and the rows of the
-            dead, which the caller is to count.
+            The cancelled and dead deliveries, for the caller to conclude; and the rows of the dead,
+            for the caller to count.
         """
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)

@@ -1,4 +1,4 @@
-"""Ends of deliveries that are held: the return of a handler does not end them.
+"""Ends of deliveries that are held, and so not ended by the return of their handlers.
 
 ```
  handler ── hold ──► Ending ──┬─ end, by any thread ─► acked, or judged by its error
@@ -31,11 +31,11 @@ class Ending:
 
     Attributes:
         one: The delivery.
-        begun_us: Time since boot at which its work began, if that waited for others or for a slot
-            after its handler was called; 0: it did not.
-        where: Returns the stack of the work that goes on after the handler's return, as Python
-            prints one; None if no stack is to be had.
-        has_returned: True if its handler has returned: no thread of the consumer runs it.
+        begun_us: Time since boot at which the work began, if it waited for other deliveries or a
+            slot after the handler was called; 0 if it did not wait.
+        where: Returns the stack of the work that continues after the handler's return, as Python
+            prints stacks; None if no stack is available.
+        has_returned: True if the handler has returned, so that no thread of the consumer runs it.
     """
 
     __slots__ = (
@@ -69,11 +69,12 @@ class Ending:
     def end(self, error: BaseException | None) -> bool:
         """End the delivery, from any thread: ack it, or settle it as its error is judged.
 
-        It makes no call to the store: the engine's next step stores the outcome. A delivery that
-        was parked at a shutdown is delivered again all the same.
+        No call of the store is made: the engine's next step stores the outcome. A delivery that was
+        parked at a shutdown is delivered again all the same.
 
         Returns:
-            True if this is its end; False if it had ended before, and in a forked child.
+            True if this call ended the delivery; False if it had ended before, and in a forked
+            child.
         """
         if not self.take():
             return False
@@ -82,26 +83,26 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended, or a thread is about to end it."""
+        """True if the delivery has ended, or a thread is about to end it."""
         return not self._chance
 
     def wait(self) -> None:
-        """Wait until it has ended; return at once in a forked child, where nothing ends it."""
+        """Wait until the delivery has ended. In a forked child, where nothing ends it, return."""
         if self._endings.finish is not None:
             self._endings.finish()
         with self._endings.lock:
             over = self._over = self._over or threading.Event()
-        # `conclude` sets `_is_concluded` before it looks for a waiter, so none is missed.
+        # `conclude` sets `_is_concluded` before it looks for a waiter, so it misses no waiter.
         if not (self._is_concluded or self._endings.are_parents):
             over.wait()
 
     # For the deliverer ----------------------------------------------------------------------------
 
     def take(self) -> bool:
-        """Take the right to end it; True for the first caller alone, in whichever thread.
+        """Take the right to end the delivery; True for the first caller alone, in any thread.
 
-        `list.pop` is one step of C. A lock of ours would not do: it admits a signal's handler that
-        has interrupted the thread that holds it.
+        `list.pop` is one step of C. A lock of ours would not do: a signal's handler that interrupts
+        the thread which holds the lock gets it too.
         """
         if self._endings.are_parents:
             return False
@@ -112,7 +113,7 @@ class Ending:
         return True
 
     def conclude(self) -> None:
-        """Note that its outcome is on its way to the store."""
+        """Note that the delivery's outcome is on its way to the store."""
         self._is_concluded = True
         if self._over is not None:
             self._over.set()
@@ -120,7 +121,7 @@ class Ending:
             self._endings.forget(self)
 
     def note_return(self) -> None:
-        """Note that its handler has returned, or raised."""
+        """Note that the delivery's handler has returned, or raised."""
         self.has_returned = True
         if self._is_concluded:
             self._endings.forget(self)
@@ -130,12 +131,12 @@ class Endings:
     """The ends of one consumer's held deliveries. From any thread.
 
     Attributes:
-        held: Delivery -> its end, until it has ended and its handler has returned.
-        lock: Guards the making of the event that waiters of an end share.
-        finish: Ends the held deliveries that wait for others, in the thread that calls it; None if
-            threads of their own do.
+        held: Delivery -> its end, kept until the delivery has ended and its handler has returned.
+        lock: Held while the event is made that all waiters for an end share.
+        finish: Ends held deliveries that wait for others, in the calling thread; None if other
+            threads end them.
         on_end: Called with each delivery whose handler was called, held or not, its outcome, and
-            the error that was raised; None: nobody listens.
+            the error that was raised; None if nobody listens.
         are_parents: True in a forked child: all deliveries are the parent's.
     """
 
@@ -150,11 +151,12 @@ class Endings:
     def hold(
         self, one: Delivery, conclude: Callable[[Ending, BaseException | None], None]
     ) -> Ending:
-        """Hold a delivery: its handler's return does not end it any more. Returns its end.
+        """Hold a delivery, so that its handler's return does not end it; returns its end.
 
         Args:
-            one: The delivery; held twice, it has one end.
-            conclude: Called once, with this end and its error, in the thread that ends it.
+            one: The delivery. If it is held twice, both calls return the same end.
+            conclude: Called once, with this end and its error, in the thread that ends the
+                delivery.
         """
         ending = self.held.get(one)
         if ending is None:
@@ -167,9 +169,9 @@ class Endings:
 
     @property
     def freed(self) -> int:
-        """Handlers that returned before the end, less handlers that run on after it.
+        """Handlers that returned before their delivery's end, less handlers that run on after it.
 
-        A member has this many fewer threads taken than deliveries that have not ended.
+        The member has this many fewer threads taken than deliveries that have not ended.
         """
         held = list(self.held.values())
         return sum(ending.has_returned for ending in held) - sum(

@@ -52,18 +52,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ERRAND_ROWS_MIN = 100
-"""Fewer acks are stored on the spot: an errand for them would wake the engine once more."""
+"""Fewer acks than this are stored at once by the engine: an errand would wake it once more."""
 _SHARE_MS = 20
 _SHARE_LOCAL_MS = 5
-"""How far ahead a shared row is due: longer than its move takes, so that a poll still finds it."""
+"""How far ahead a shared row is due: longer than its move takes, so that a poll still finds the
+row."""
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
-"""How long after a row's due its ack waits for a poll: a lane that lags is polled much later."""
+"""How long after a row's due its ack waits for a poll, at most: a lane that lags is polled much
+later."""
 _NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.EXPIRE, Fate.DROP)
-"""Fates of deliveries that did not begin, and of those that their handlers ended as useless.
-
-A tuple: a set would hash the fate of each delivery, in Python.
-"""
+"""Fates of deliveries that did not begin, and of those that their handlers ended as useless. It is
+a tuple, because a set would hash the fate of each delivery, in Python."""
 
 
 class _Pending(NamedTuple):
@@ -97,7 +97,7 @@ class Outbox(Part):
     """Settles deliveries of one consumer.
 
     Args:
-        groups: The group lanes: they edit rows in place, and are unblocked when a row ends.
+        groups: The group lanes, which edit rows in place, and unblock the next row when a row ends.
     """
 
     def __init__(self, member: Member, groups: GroupLanes) -> None:
@@ -120,12 +120,12 @@ class Outbox(Part):
         self._moves: list[_Pending] = []
         self._edits: list[_Edit] = []
         self._failed: list[tuple[Row, Try]] = []
-        """Attempts for the history, of a queue that keeps one."""
+        """Failed attempts to record, if the queue keeps a history."""
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, RowMove | Row] = {}
         self._running = member.memory.running
         self._astray: list[Delivery] = []
-        """Deliveries whose rows others settled while their handlers still ran."""
+        """Deliveries whose rows other members settled while their handlers still ran."""
         self._happened = Happened()
         self.endings = Endings()
 
@@ -140,7 +140,8 @@ class Outbox(Part):
         if outcome.fate in FAILED and one.thread_id and self._settler.ledger.is_on:
             outcome = outcome._replace(ran_ms=self._ran_ms(one))
         self._done.append((one, outcome))
-        # Once a batch: handlers that end while the engine stores others need not wake it again.
+        # Wake the engine once a batch: handlers that end while it stores other outcomes need not
+        # wake it again.
         is_awaited = one.careful and not is_stored
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < SOON_MS
@@ -152,13 +153,13 @@ class Outbox(Part):
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
     def is_over(self, row: Row) -> bool:
-        """True if a row is not handed out: it is too old, or has had all its attempts."""
+        """True if a row must not be handed out: it is too old, or has had all its attempts."""
         end_ms = end_of_use_ms(row, self._register.settings.retention_ms)
         is_old = end_ms is not None and end_ms < self._clock.now_ms()
         return is_old or self._register.is_spent(row.attempt)
 
     def end(self, one: Delivery) -> None:
-        """End a row that is over, instead of handing it out: buried, or expired."""
+        """End a row that is over instead of handing it out: bury it, or end it as expired."""
         one.uncount()
         if not self._register.is_spent(one.row.attempt):
             self.finish(one, EXPIRED)
@@ -168,13 +169,13 @@ class Outbox(Part):
         self.finish(one, outcome)
 
     def store_ack(self, one: Delivery) -> bool:
-        """Store an ack in the handler's thread, which is then free for the next row.
+        """Store an ack in the handler's thread, which can then take the next row.
 
         Returns:
-            True if it is stored; False if the engine is to store it. Call `finish` either way.
+            True if the ack is stored; False if the engine must store it. Call `finish` either way.
         """
-        # A shutdown waits for this ack: if the shard were released first, another would read the
-        # row.
+        # A shutdown waits for an ack that is being saved: if the shard were released first, another
+        # member would read the row.
         if self._clock.boot_us() >= one.lease.deadline_us or not one.take(SAVE):
             return False
         try:
@@ -186,20 +187,20 @@ class Outbox(Part):
 
     @property
     def begun(self) -> int:
-        """Deliveries handed out so far."""
+        """How many deliveries were handed out so far."""
         return self._memory.begun
 
     @property
     def running(self) -> int:
-        """Deliveries handed out and not settled."""
+        """How many deliveries were handed out and are not settled."""
         return len(self._running)
 
     def handed_out(self) -> list[Delivery]:
-        """Deliveries handed out and not settled."""
+        """The deliveries that were handed out and are not settled."""
         return list(self._running.values())
 
     def at_work(self) -> list[Delivery]:
-        """Deliveries whose handlers run, also if others have settled their rows."""
+        """Deliveries whose handlers run, even if other members have settled their rows."""
         if self._astray:
             self._astray = [one for one in self._astray if not one.has_ended]
         running = (*self._running.values(), *self._astray)
@@ -207,21 +208,22 @@ class Outbox(Part):
 
     @property
     def slots_taken(self) -> int:
-        """Slots taken: by deliveries not settled, and by handlers that run on after the end.
+        """How many slots are taken: by deliveries not settled, and handlers that run after the end.
 
-        A handler that has returned takes none, though the work of its delivery goes on elsewhere.
+        A handler that has returned takes no slot, though its delivery's work may continue
+        elsewhere.
         """
         astray = sum(not one.has_ended for one in self._astray)
         return len(self._running) + astray - self.endings.freed
 
     @property
     def unended(self) -> int:
-        """Deliveries handed out that have not ended, with those whose threads store their acks."""
+        """How many deliveries were handed out and have not ended; those that save acks count."""
         return sum(not one.has_ended for one in list(self._running.values()))
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing waits to be stored."""
+        """True if no outcome, edit or delete waits to be stored."""
         return not (
             self._done
             or self._acks
@@ -238,13 +240,15 @@ class Outbox(Part):
     # From the intake ------------------------------------------------------------------------------
 
     def share(self, one: Delivery, lane: int) -> bool:
-        """Move a row to a lane that another member reads: no slot here begins it soon.
+        """Move a row, which no slot of this member begins soon, to a lane of another member.
 
-        The caller has taken it out of `ready`. It stays in memory until the move is stored, so no
-        read brings it back. If the answer is lost, the same move is repeated.
+        The caller has taken the row out of `ready`. The row stays in memory until the move is
+        stored, so that no read brings it back. If the store's answer is lost, the same move is
+        repeated.
 
         Returns:
-            True if it moves; False if its lease is over, as another may hold it by now.
+            True if the row moves; False if its lease is over, as another member may hold the row by
+            now.
         """
         if not self._leases.is_valid(one.lease):
             self._memory.leave(one)
@@ -258,11 +262,11 @@ class Outbox(Part):
 
         Args:
             one: The row's delivery.
-            is_settled: True if another has settled or postponed the row.
+            is_settled: True if another member has settled or postponed the row.
         """
         self._running.pop(one.row.id, None)
-        # A command by key may have replaced a row of a group by one that comes before the group's
-        # next row: the group waits, until a note lets its owner read the new row.
+        # A command by key may have replaced a row of a group by a row that precedes the group's
+        # next one: the group waits, until a note lets the lane's owner read the new row.
         if is_settled and not (one.grouped and one.row.key is not None):
             self._over(one)
         elif not one.grouped:
@@ -281,12 +285,14 @@ class Outbox(Part):
         """Store all outcomes.
 
         Args:
-            everything: True to store acks also of rows that no poll has passed yet. Normally these
-                wait, at most 1 s: deleted before the poll, they would be tombstones that it reads.
+            everything: True to store also the acks of rows that no poll has passed yet. Normally
+                these acks wait, at most 1 s: a row deleted before the poll is a tombstone that the
+                poll reads.
 
         Returns:
-            What has happened since the last return, also in flushes that failed; but of these no
-            rows that moved: reads since then may have found them, and others settled them.
+            What has happened since the last return, also in flushes that failed. Rows moved by
+            failed flushes are left out: reads since then may have found them, and others settled
+            them.
         """
         self._happened.moved.clear()
         if self._memory.stranded:
@@ -321,18 +327,19 @@ class Outbox(Part):
         return happened
 
     def _move_stranded(self) -> None:
-        """Move to now the rows that no member would read where they are."""
+        """Move to now the rows that no member would read at their present places."""
         while self._memory.stranded:
             one = self._memory.stranded.pop()
             if self._leases.is_valid(one.lease):
                 move = self._planner.place(one.row, self._clock.now_ms())
                 self._moves.append(_Pending(one, move, Fate.SNOOZE))
             else:
-                # Another may have handed it out: if moved, it would run twice and use an attempt.
+                # Another member may have handed the row out: if moved, it would run twice and use
+                # an attempt.
                 self._memory.leave(one)
 
     def park_overdue(self) -> None:
-        """Park deliveries that outlive `hold`, and postpone the claims of those that still run."""
+        """Park deliveries that outlast `hold`; postpone the claims of parked ones that run on."""
         now_us = self._clock.boot_us()
         for one in list(self._running.values()):
             if one.stage is not RUNNING and one.stage is not PARKED:
@@ -361,7 +368,7 @@ class Outbox(Part):
 
         Args:
             one: The delivery.
-            now: The present row if it stays in its group lane, where its group waits for it.
+            now: The present row, if it stays in its group lane and its group waits for it.
         """
         if now is None:
             self.hand_over_all([one])
@@ -379,20 +386,21 @@ class Outbox(Part):
                 self._groups.stored(one)
 
     def leave_behind(self, one: Delivery) -> None:
-        """Delete the row of a delivery by the next flush: its claim exists beside the row."""
+        """Let the next flush delete a delivery's row, as its claim exists beside the row."""
         one.take(END)
         self._left_behind.append(one)
 
     def _hold_ms(self, one: Delivery) -> int:
         hold_ms = self._register.settings.hold_ms
-        # A row that still runs here must not keep a lane from its new reader for long.
+        # The lane has a new reader, which waits for the rows that still run in this member: park
+        # them soon.
         return hold_ms if one.row.shard.lane in self._memory.lanes else min(hold_ms, _LET_GO_MS)
 
     def _sort(self) -> None:
         """Sort the new outcomes, and plan each move once."""
         done = self._done
         if not done:
-            # Count nothing either: each change of the totals is stored, by a write of its own.
+            # Count nothing either: each change of the totals causes a write of its own.
             return
         late_us: list[int] = []
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
@@ -412,7 +420,8 @@ class Outbox(Part):
                     self._not_begun(one, outcome.fate)
                 else:
                     self._plan(one, outcome)
-                # After planning, which may do I/O: an outcome that failed must be here next time.
+                # Remove it after planning, which may do I/O: an outcome that failed must still be
+                # here next time.
                 done.popleft()
                 if one.thread_id:
                     # `Row.wanted_ms`, written out to save a call for each delivery. A parked row
@@ -423,14 +432,14 @@ class Outbox(Part):
                         wanted_ms = row.ready_ms
                     late_us.append(one.begun_us + since_boot_us - wanted_ms * 1_000)
         finally:
-            # Not if both are empty: each change of the totals is stored.
+            # Skip this if both are empty: each change of the totals causes a write.
             if late_us or stored:
                 self._stats.count_late(late_us)
                 self._stats.add(delivered=len(late_us), acked=len(stored))
             self._conclude(stored)
 
     def _choose_acks(self, *, everything: bool) -> None:
-        """Choose the acks to store now: those whose tombstones no poll will read."""
+        """Choose the acks to store now: those of rows whose tombstones no poll will read."""
         unread, self._unread = self._unread, []
         if everything:
             self._acks += unread
@@ -442,7 +451,8 @@ class Outbox(Part):
             row = one.row
             if (
                 row.due_ms <= passed_ms.get(row.shard.lane, now_ms)
-                # The clock was set back while the handler ran: no poll reaches this due for long.
+                # The clock was set back while the handler ran: polls reach this due only much
+                # later.
                 or row.due_ms > now_ms
                 or one.careful
                 or one.grouped
@@ -494,7 +504,8 @@ class Outbox(Part):
         again = plan is not None
         if plan is None:
             if one.is_claim and not one.grouped and self._may_have_come(one):
-                # Another may have handed it out: if postponed, it would be delivered once more.
+                # Another member may have handed it out: if postponed, the message would be
+                # delivered once more.
                 return
             plan = self._planner.claim(
                 one.row,
@@ -505,8 +516,8 @@ class Outbox(Part):
             )
             if isinstance(plan, Row):
                 plan = self._groups.edits.numbered(one, plan)
-        # Kept from here on, as the store is asked next. After an earlier error the next try plans
-        # anew.
+        # Keep the plan from here on, as the store is asked next. An error before this lets the next
+        # try plan anew.
         self._parking[was] = plan
         if isinstance(plan, Row):
             # A repeat after an unknown outcome is the same edit: at most one is unanswered.
@@ -521,7 +532,8 @@ class Outbox(Part):
                 # Nothing was written: a delivery that ends before the next try is settled in place.
                 del self._parking[was]
             raise
-        # A claim that was too late for its minute was moved to now: its ack has to find it there.
+        # A claim that was too late for its minute was moved to now: the ack must find it at its new
+        # place.
         claim = repaired.get(plan.new.id, plan.new)
         del self._parking[was]
         self._note_parked(one, claim, is_lost=bool(gone))
@@ -529,7 +541,7 @@ class Outbox(Part):
             self._running[one.row.id] = one
 
     def _may_have_come(self, one: Delivery) -> bool:
-        """True if a claim came due in a shard that is not ours, where another may have read it."""
+        """True if a claim came due in a shard not ours, where another member may have read it."""
         return one.row.due_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
 
     def _note_parked(
@@ -556,7 +568,7 @@ class Outbox(Part):
             self._happened.has_parked = True
 
     def _is_half_over(self, due_ms: int) -> bool:
-        """True if a claim of ours with this due is to be postponed."""
+        """True if a claim of ours with this due must be postponed."""
         return due_ms - self._clock.now_ms() < self._register.settings.visibility_ms // 2
 
     def _send_acks(self) -> None:
@@ -586,7 +598,7 @@ class Outbox(Part):
         self._settler.finish(rows, End.ACKED, attempts)
 
     def _take_back(self, *, wait: bool) -> None:
-        """Conclude the acks that were stored; keep those that failed, to be sent again."""
+        """Conclude the acks that were stored; keep those that failed, for the next send."""
         failure: ShardqError | None = None
         for _ in range(len(self._sent)):
             errand, acks = self._sent.popleft()
@@ -623,11 +635,11 @@ class Outbox(Part):
             )
 
     def _leave_lapsed(self) -> None:
-        """Drop moves of rows that others may have handed out meanwhile.
+        """Drop moves of rows that other members may have handed out meanwhile.
 
-        Those are rows not begun whose leases are over, and claims whose time is up. A move whose
-        new row exists, written by a try whose answer was lost, stays: until the old row is
-        deleted, the message would be delivered twice.
+        These are rows not begun whose leases are over, and claims whose time is up. A move is kept
+        if its new row exists, written by a try whose answer was lost: without the move the old row
+        would stay too, and the message would be delivered twice.
         """
         lapsed = [pending for pending in self._moves if self._has_lapsed(pending.one)]
         if not lapsed:
@@ -689,7 +701,7 @@ class Outbox(Part):
             self._stats.add(snoozed=1)
 
     def _conclude(self, ended: list[Delivery]) -> None:
-        """Forget deliveries whose outcomes are stored, and unblock their groups."""
+        """Forget deliveries whose outcomes are stored, and unblock the groups of their rows."""
         running = self._running
         for one in ended:
             running.pop(one.row.id, None)
