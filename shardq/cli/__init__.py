@@ -53,7 +53,7 @@ _COMMANDS = {
     "bench": ("bench", "Measure how fast shardq is here."),
     "node": ("node", "Run a Cassandra on this machine, for development and tests."),
 }
-"""Each command, in the order of the help: its module, and its line there."""
+"""Each command, in the order of the help: its module, and its help line."""
 
 
 _OF_QUEUES = ("create", "alter", "pause", "resume", "purge", "drop")
@@ -64,7 +64,7 @@ class Commands(options.CommandGroup):
 
     Attributes:
         room: The package of their modules.
-        table: Each command, in the order of the help: its module, and its line there.
+        table: Each command, in the order of the help: its module, and its line in the help.
     """
 
     room = __name__
@@ -88,7 +88,7 @@ class Commands(options.CommandGroup):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the table: no command has to be imported."""
+        """Write the list of commands from the table, so that no command has to be imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.table.items()])
 
@@ -99,7 +99,7 @@ class Commands(options.CommandGroup):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Make the context as click does, but print the help here."""
+        """Make the context as click does, but print the help ourselves."""
         with _closed_pipe_told():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -173,7 +173,7 @@ def run(
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal cannot show is escaped, not fatal.
+            # Escape characters that the terminal cannot show, which would raise otherwise.
             stream.reconfigure(errors="backslashreplace")
     try:
         whole = command or shardq_command
@@ -200,7 +200,7 @@ def _fail(text: str, code: Exit) -> Exit:
 
 def _usage_text(error: click.ClickException) -> str:
     text = error.format_message()
-    # Some of click's own sentences have no full stop.
+    # Add a full stop, which some of click's sentences lack.
     text = text if text.endswith((".", "?")) else f"{text}."
     context = getattr(error, "ctx", None)
     return f"{text} See '{context.command_path} --help'." if context else text

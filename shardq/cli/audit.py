@@ -68,7 +68,7 @@ def audit(*, queue: str, since: str | None, until: str | None, each: bool, with_
     with screen.progress() as bar:
         audits = [_audited(db.queue(queue, create=False), since, until, bar)]
         if with_dead:
-            # Makes no dead-letter queue, and accepts a time before the first death.
+            # Do not make a dead-letter queue, and accept a time before the first death.
             with suppress(UnknownQueue, BadTime):
                 dead = dead_of(db, queue)
                 audits += [] if dead is None else [_audited(dead, since, until, bar)]
@@ -102,7 +102,7 @@ def _print(found: Audit, *, each: bool) -> None:
     if each:
         _print_minutes(found)
     for one in islice(found.misfits, _NAMED_MAX):
-        # The words are read from the store as they are, whatever has happened to it.
+        # Escape the words: a damaged store may contain any text.
         ended = f", {screen.plain(one.fate)}" if one.fate else ""
         entered = screen.when(one.entered)
         click.echo(f"{one.kind.value}: {screen.exact(one.id)}, entered {entered}{ended}")

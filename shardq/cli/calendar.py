@@ -38,7 +38,7 @@ _SUFFIXES = (".svg", ".png")
 _HORIZONS_MS = (HOUR_MS, 24 * HOUR_MS, 30 * 24 * HOUR_MS)
 """The steps of the horizon: by minute, by five minutes, by hour."""
 _SHADES = {"256", "truecolor"}
-"""The kinds of terminals in rich that have enough colours."""
+"""Rich's names of colour systems that have enough colours."""
 
 
 @options.command(
@@ -93,7 +93,7 @@ def calendar(
     """  # noqa: D301 - click's own mark
     zone = zone_of(tz)
     _check(out)
-    # Triggers of the user's own are importable then; otherwise they would have no firings.
+    # Make the user's own triggers importable; otherwise they would have no firings.
     put_here_on_path()
     db = options.connect()
     for horizon_ms in _horizons(horizon, by):

@@ -36,7 +36,7 @@ _DRIVER = "cassandra-driver"
 _GAPS = 4
 """Columns between a level and its text, and after the text."""
 _LOGS_MAX = 2
-"""SQLite's log may have this many times the size it is cut to: it grows while others read."""
+"""SQLite's log may grow to this many times its usual size while other programs read."""
 _HORIZON = "1m"
 """A short horizon: the future is not judged."""
 
@@ -114,7 +114,7 @@ def check(
     db = options.connect()
     found, figures["store"] = _store(db)
     findings += [found, *_clocks(db)]
-    # First, so that its repairs are not reported as faults.
+    # Visit first, so that repaired faults are not reported.
     visited = [_visit_all(db, queue)] if queue and everywhere else []
     observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
     with screen.progress() as bar:
@@ -148,7 +148,7 @@ def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
 
 
 def _are_jobs(queue: Queue, view: QueueView) -> bool:
-    """True if a queue without consumers is one of jobs, by its first message."""
+    """True if the first message of a queue without consumers is a job."""
     if view.members or not view.depth.total:
         return False
     return any(map(is_job, queue.peek(limit=1)))
@@ -221,7 +221,7 @@ def _visit_all(db: Connection, name: str) -> Finding:
 
 def _configuration() -> list[Finding]:
     versions = [f"shardq {shardq.__version__}", f"Python {platform.python_version()}"]
-    # A user of SQLite alone has no driver.
+    # The driver may be missing if only SQLite is used.
     with suppress(metadata.PackageNotFoundError):
         versions.append(f"{_DRIVER} {metadata.version(_DRIVER)}")
     findings = [Finding("versions", Severity.OK, StateName.OK, ", ".join(versions))]
@@ -235,7 +235,7 @@ def _configuration() -> list[Finding]:
 
 def _store(db: Connection) -> tuple[Finding, dict[str, int]]:
     """The finding about the store, and the size of its log, if it has one."""
-    # Imported here, because a store on Cassandra does not need it.
+    # Import here, because a store on Cassandra does not need SQLite's modules.
     from shardq.stores.sqlite import SqliteStore
     from shardq.stores.sqlite.database import LOG_BYTES
 
@@ -279,7 +279,7 @@ def _clocks(db: Connection) -> list[Finding]:
 
 
 def _clock(what: str, error_us: float, text: str, level: Severity, advice: str) -> Finding:
-    """The finding about a clock, which has this level and advice if its error is too large."""
+    """The finding about a clock; it has the given level and advice if the error is too large."""
     if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
         return Finding(what, level, StateName.CLOCK_OFF, f"{text}.", advice)
     return Finding(what, Severity.OK, StateName.OK, text)

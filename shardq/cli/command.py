@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 GRACE_S = 3.0
 """From SIGTERM to SIGKILL, for a command that still runs after the deadline of a stop."""
 _HURRY_S = 0.5
-"""The same after a second signal."""
+"""The time from SIGTERM to SIGKILL after a second signal."""
 _FOR_NOW = frozenset(
     {
         errno.EAGAIN,
         errno.EMFILE,
         errno.ENFILE,
         errno.ENOMEM,
-        # The program's file is being written.
+        # The program's file is just being written.
         errno.ETXTBSY,
     }
 )
@@ -51,10 +51,11 @@ _AGAIN_S = 0.5
 _TRIES = 20
 """How often in a row a start may fail while no command runs, before the failure is permanent."""
 _OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
-"""A failed attempt like any other: a script may end so because of one message."""
+"""What exit codes mean if the program is a shell. They fail the attempt like any others, because
+one message may have caused them."""
 _LEFT_MAX = 64
-"""At most this many programs that ended commands have left running have a pipe to our stderr; then
-the next commands write to it themselves."""
+"""Ended commands may have left programs running that hold a pipe to our stderr. Above this number
+of pipes, further commands write to our stderr themselves."""
 _LAST_ERROR = "SHARDQ_LAST_ERROR"
 _OWN_BYTES = 4_096 + 4 * ERROR_CHARS_MAX
 """Above this size the message's own variables may be why the environment is too large."""
@@ -74,7 +75,8 @@ class CannotStart(Exception):
 class MessageProgram:
     """Runs a program for a message: the body on its stdin, the rest in its environment.
 
-    Each runs in a process group of its own: the Ctrl-C that stops this consumer must not kill it.
+    Each program runs in a process group of its own, because the Ctrl-C that stops this consumer
+    must not kill the program.
 
     Args:
         text: The program and its arguments, split as a shell would, but run without one.
@@ -137,7 +139,7 @@ class MessageProgram:
                 self._changes += 1
                 is_ended = process.returncode != 0 and process in self._cut
                 if is_ended:
-                    # The rest of its group ends with it, before its message is released.
+                    # Kill the rest of its process group too, before its message is released.
                     _signal(process, signal.SIGKILL)
                     self.ended.append(message.id)
                 self._state.notify_all()
@@ -154,7 +156,7 @@ class MessageProgram:
             is_first = not self._stopping.is_set()
             self._stopping.set()
         if is_first:
-            # If no thread can be started, `end` does the same, later.
+            # Ignore the error if no thread can be started: `end` does the same later.
             with suppress(RuntimeError):
                 threading.Thread(
                     target=self._stop, args=(deadline_s,), name="shardq-exec", daemon=True
@@ -171,7 +173,7 @@ class MessageProgram:
             self._end(_HURRY_S)
 
     def _end(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL if that is ignored; the state is held except during waits."""
+        """Send SIGTERM, then SIGKILL. Call this with the state held; its waits release it."""
         self._ending = True
         self._stopping.set()
         for process in self._running:

@@ -129,9 +129,9 @@ def consume(
             raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
     runner = None if command is None else MessageProgram(command)
     is_out_stdout = path is not None and streams.is_stdout(path)
-    # A delivery that is written to stdout already is not printed as well.
+    # Do not print deliveries that `--out -` writes to stdout already.
     is_printed = not is_out_stdout if options.is_json() else not (command or path)
-    # Triggers of the user's own are importable then; otherwise they would not fire.
+    # Make the user's own triggers importable; otherwise they would not fire.
     put_here_on_path()
     with ExitStack() as stack:
         probed = stack.enter_context(closing(Probes(metrics, health)))
@@ -153,7 +153,7 @@ def consume(
             )
             for name in queues
         ]
-        # When one consumer ends, all end.
+        # Stopping one consumer is enough: when one ends, all end.
         handler.on_failure = consumers[0].stop
         probed.begin(lambda: ConsumerVitals(db, consumers), probes.of_one(db))
         try:
@@ -242,7 +242,7 @@ class _MessageHandler:
     Args:
         clock: The clock for the begin of a delivery.
         command: Run for each message.
-        outputs: The outputs with a line for each message, and True for JSON.
+        outputs: The outputs that get a line for each message, each with True if the line is JSON.
         takes_jobs: True to handle jobs of tasks too. Otherwise a job ends consuming.
 
     Attributes:

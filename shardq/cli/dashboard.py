@@ -161,7 +161,7 @@ class Dashboard:
             lines = [line for block in blocks for line in block]
             if len(lines) <= room:
                 return lines
-        # Some queues must be left out: show as many of the others as fit.
+        # Some queues must be left out: show as many queues as fit.
         lines, left_out = [], 0
         consumed = sum(bool(view.members) for view in views)
         for view in views:
@@ -212,7 +212,7 @@ def _title(store: str, views: Sequence[QueueView], width: int) -> list[Text]:
     left = f"shardq observe{_GAP}{store}"
     room = width - len(at) - len(_GAP)
     left = screen.squeezed(left, room)
-    # A pipe has no right edge for the time.
+    # Do not align the time to the right in a pipe, which has no right edge.
     gap = room - cell_len(left) if width < screen.WIDE else 0
     title = Text(left, style="bold")
     title.append(" " * gap + _GAP + at, style="not bold")

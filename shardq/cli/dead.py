@@ -37,9 +37,9 @@ class _Choice:
     """The dead messages that a command applies to.
 
     Attributes:
-        source: Only those that died in this queue; empty: all.
-        ids: Only these ids; empty: all.
-        reason: Only those whose reason contains this; empty: all.
+        source: Only messages that died in this queue; empty: all.
+        ids: Only messages with these ids; empty: all.
+        reason: Only messages whose reason contains this text; empty: all.
         missing: Ids that were not found yet.
     """
 
@@ -137,7 +137,7 @@ def dead(
             f"dead messages of {queue!r} are not in a queue of its own: "
             f"dead is {register.dead_name or OFF!r}; `shardq queues purge` empties a queue."
         )
-    # A look does not make a dead-letter queue.
+    # Do not make a dead-letter queue just to look into it.
     kept = dead_of(db, queue)
     if purge:
         sure(f"delete all dead messages of {queue}", yes=yes)
@@ -153,7 +153,7 @@ def dead(
         count = 0 if kept is None else _delete(kept, islice(choice.found(kept), limit))
         click.echo(f"deleted {screen.plural(count, 'dead message')} of {queue}")
     else:
-        # One more than is shown, to find out if there are more.
+        # Read one message more than is shown, to find out if there are more.
         most = limit or _SHOWN
         found = [] if kept is None else choice.last(kept, most + 1)
         if not found and not (ids or options.is_json()):
@@ -170,7 +170,7 @@ def dead(
 
 
 def _count(db: Connection) -> None:
-    """Print how many died of which reason, queue by queue."""
+    """Print the number of dead messages by queue and reason."""
     rows = []
     for name in filter(names.is_dead_queue, db.queues()):
         counts: Counter[str] = Counter()
@@ -230,7 +230,7 @@ def _show(shown: Sequence[Message], *, is_one: bool) -> None:
 
 
 def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
-    """Print if there are more, how many if that is known, and the commands for them."""
+    """Print that more dead messages exist, the number if it is known, and the commands for them."""
     if is_over:
         told = f"{left:,} more not shown" if left > 0 else "There are more"
         click.echo(f"{told}; -n N shows N.", err=True)
@@ -247,7 +247,7 @@ def _list(messages: Sequence[Message]) -> None:
             ">attempts": f"{message.attempt:,}",
             "id": message.id,
             **key_of(message),
-            # The column of attempts has their number.
+            # Leave out the number of attempts, which has a column of its own.
             "reason": screen.plain(
                 first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))
             ),

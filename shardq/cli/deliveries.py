@@ -75,7 +75,7 @@ class Lines:
             if self._is_synced:
                 os.fsync(self._file.fileno())
         except BrokenPipeError as error:
-            # A closed stdout ends the program in silence, as usual.
+            # Pass on the error of a closed stdout, which ends the program in silence, as usual.
             failed = error if self._said == _STDOUT else OSError(errno.EIO, _NO_READER, self._said)
         except OSError as error:
             failed = error

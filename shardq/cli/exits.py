@@ -23,9 +23,9 @@ class Exit(IntEnum):
     CLOCK = 8
     MISSING_EXTRA = 9
     STORE_UNAVAILABLE = 10
-    """Not applied; safe to do again."""
+    """The store is not available, and nothing was changed; safe to repeat."""
     STORE_TIMEOUT = 11
-    """Maybe applied."""
+    """The store did not answer in time; the change may have been made."""
     STORE_REFUSED = 12
     STORE_FULL = 13
     STORE_CORRUPT = 14
@@ -97,7 +97,7 @@ def exit_codes() -> list[str]:
     cells = [f"{code.value:3} {meaning}" for code, meaning in MEANINGS.items()]
     half = -(-len(cells) // 2)
     width = max(map(len, cells[:half]))
-    # The left column has one cell more if their number is odd.
+    # Fill up the right column, which has one cell less if the number is odd.
     right = [*cells[half:], ""]
     return [f"{a:{width}}  {b}".rstrip() for a, b in zip(cells[:half], right, strict=False)]
 

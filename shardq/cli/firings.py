@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 _GAP = "  "
 _INDENT = "    "
 _MARKED_MS = 100 * 86_400_000
-"""Between fire times further apart than this, every year's clock changes would be shown."""
+"""Clock changes between fire times further apart than this are not shown: there would be too
+many."""
 _RULE = 78
 """The line of a clock change is at least this wide, in columns."""
 _LEFT_OUT_MIN = 4
-"""From this many on, dropped fire times in a row are shown as the first and the last of them."""
+"""If this many dropped fire times or more follow one another, only the first and last are shown."""
 _CHANGED = "cyan"
 _UNUSUAL = "yellow"
 _PASSED_BY = "red"
 
 
 class Fires(NamedTuple):
-    """A fire time, or one that a policy drops.
+    """A fire time, or a fire time that a policy drops.
 
     Attributes:
         time: The fire time, aware.
@@ -69,12 +70,12 @@ Event: TypeAlias = "Fires | More | ClockChange"
 def events(
     definition: ScheduleDefinition, after_ms: int, count: int, *, fired: int = 0
 ) -> list[Fires]:
-    """The next fire times of a schedule, with the ones that its policies drop.
+    """The next fire times of a schedule, including those that its policies drop.
 
     Args:
         definition: The schedule.
         after_ms: The start, epoch milliseconds.
-        count: How many that fire.
+        count: How many fire times that are not dropped.
         fired: How often it has fired.
     """
     made: list[Fires] = []
@@ -87,7 +88,7 @@ def events(
 
 
 def _passed_by(definition: ScheduleDefinition, after_ms: int, until_ms: int) -> Iterator[Fires]:
-    """Fire times that would exist if each local time fired, before a real one."""
+    """The dropped fire times of a span: those that would exist if each local time fired."""
     zone = definition.trigger.tzinfo
     if until_ms - after_ms > _MARKED_MS or not changes(zone, after_ms, until_ms):
         return
@@ -113,7 +114,7 @@ class Timetable:
     Attributes:
         fires: The fire times, ascending.
         zone: The zone to show them in.
-        after_ms: Their start, epoch milliseconds.
+        after_ms: The start of the shown span, epoch milliseconds.
         has_due: True if messages are due later than the fire times.
         ascii_only: True if the terminal has no line characters.
     """
@@ -187,7 +188,7 @@ class Timetable:
 
     @property
     def _is_utc(self) -> bool:
-        """True if the wall clock is UTC's, so that another column would be the same."""
+        """True if the wall clock is UTC's, so that a UTC column would repeat it."""
         return zone_name(self.zone) == "UTC"
 
     def _day(self, at_ms: int) -> str:

@@ -9,7 +9,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.keyed import Telling
 
 _TOGETHER = 500
-"""Messages that are moved by one call without a rate."""
+"""How many messages one call moves, if no rate is given."""
 
 
 @options.command(

@@ -62,7 +62,7 @@ class HeatMap:
         self._total = _TOTAL if left >= _TOTAL + len(grid.columns) else 0
         room = (left - self._total) // len(grid.columns)
         longest = max(len(f"{load.total:,}") for load in panel.loads.values())
-        # In a file numbers need no coloured cell.
+        # Without colours a cell is only as wide as its number.
         wide = _CELL_MAX if has_colours else max(longest + 2, _NUMBER_MIN)
         self._cell = max(min(room, wide), 1)
         self._has_numbers = self._cell >= _NUMBER_MIN
@@ -96,7 +96,7 @@ class HeatMap:
             yield line
 
     def _heads(self) -> str:
-        """The heads of the columns; without narrow ones that would touch the one before."""
+        """The heads of the columns; a head that would touch the one before is left out."""
         if self._has_numbers:
             return "".join(f"{head.rjust(self._cell - 1)} " for head in self._grid.columns)
         heads = ""
@@ -121,7 +121,7 @@ class HeatMap:
             return Text(mark.ljust(width, self._inked(total)))
         if self._panel.is_all_hot(cell):
             return Text(f"{number} ".rjust(width), style=_on(RED))
-        # In a cell with a hot minute, one column is marked as hot.
+        # Mark one column of a cell that has a hot minute.
         stripe = int(is_hot)
         drawn = Text().append(" " * stripe, style=_on(RED))
         return drawn.append(f"{number} ".rjust(width)[stripe:], style=_on(self._colour(total)))
@@ -142,7 +142,7 @@ class HeatMap:
             if self._has_colours:
                 keys.append(Text(f" {key:,}+ ", style=_on(self._colour(key))))
             elif said != (said := self._inked(key)):
-                # Several levels may share an ink.
+                # Show each ink once, because several levels may share it.
                 keys.append(Text(f" {said} {key:,}+"))
         if self._panel.hot and self._has_colours:
             keys.append(Text(" hot ", style=_on(RED)))

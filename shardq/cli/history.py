@@ -47,7 +47,7 @@ def history(*, queue: str, message_id: str | None, since: str | None, until: str
     if first is None:
         of = f"{queue} has recorded nothing"
         if message_id is not None:
-            # A name may contain control characters of terminals.
+            # Use `repr`, because a name may contain control characters.
             of += f" of message {message_id!r}"
             if ids.from_text(message_id) is None:
                 of += "; a message that had this for a key and has ended is found by its id"
@@ -62,7 +62,7 @@ def history(*, queue: str, message_id: str | None, since: str | None, until: str
 
 
 def _state(source: Queue, record: Record) -> State | None:
-    """The state of a message that has not ended; None if it is neither near nor as it was put."""
+    """The state of a message that has not ended; None if it is not found nearby."""
     if record.fate is not None:
         return None
     home = source._home
@@ -112,6 +112,6 @@ def _line(record: Record, state: State | None) -> str:
         ]
     elif state is None:
         clauses.append("not ended")
-    # A long sentence is broken between its words.
+    # Allow breaks between the words of a long sentence.
     told = "" if state is None else f" {screen.kept_together(streams.escaped(str(state)))}"
     return _unbroken(clauses) + told

@@ -35,9 +35,10 @@ _TASK_MAX = 40
 _SPAN = 6
 _INDENT = "    "
 _TRACEBACKS_MAX = 100
-"""Waiting lines that may have a traceback of some kilobytes; the lines after them have none."""
+"""At most this many waiting lines have a traceback, which may take kilobytes; further ones have
+none."""
 _WAITING_MAX = 10_000
-"""Waiting lines for stdout; more are left out, because the work must not wait for a reader."""
+"""Most lines that wait for stdout; more are left out, because jobs must not wait for a reader."""
 
 
 class JobLines:
@@ -135,7 +136,8 @@ class JobLines:
         if self._as_json:
             return _json(now_ms, ended)
         when = iso(now_ms)
-        # The day, and parts of a second, matter only in a file that is read later.
+        # Leave out the day and fractions of a second on a terminal; a file, which is read later,
+        # has them.
         when = when[11:19] if self._is_terminal else when
         state = f"{ended.state:{_STATE}}"
         if self._is_coloured:

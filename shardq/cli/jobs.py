@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TASK_HEADER = message.TASK_HEADER
 _VALUE_MAX = 200
-"""How much of an argument is shown, in characters."""
+"""The most characters of an argument that are shown."""
 
 
 task = options.option("--task NAME", "Jobs of this task are put, with --args for a body.")
@@ -53,7 +53,7 @@ def app_of(name: str) -> App:
     Raises:
         UsageError: If it cannot be imported, or has a store of its own besides a given one.
     """
-    # Imported here, because it takes longer than most commands.
+    # Import here, because this takes longer than most commands.
     from shardq.stores import store_of
     from shardq.tasks import App
     from shardq.tasks.importing import load
@@ -75,7 +75,7 @@ def app_of(name: str) -> App:
 def opened(name: str) -> Iterator[App]:
     """The app of a name, which a command puts jobs with. It is open until the command line ends.
 
-    In the end, prints a note if it has a store of its own, so that the environment's is not used.
+    At the end a note is printed if the app has its own store, so that `SHARDQ_STORE` was not used.
     """
     from shardq.stores import store_of
 
@@ -89,7 +89,7 @@ def opened(name: str) -> Iterator[App]:
     try:
         is_other = store_of(chosen).shown != own
     except ShardqError:
-        # An unused url is no reason to fail.
+        # Ignore a wrong url, because it is not used.
         is_other = True
     if is_other:
         streams.note(
@@ -172,19 +172,19 @@ def put_job(
             used.
     """
     bound, args, kwargs = _call(app, task, given)
-    # A job that was put just now has its message.
+    # The message is there, because the job was put just now.
     return cast("Message", bound.using(**chosen).put(*args, **kwargs).message)
 
 
 def drafted_job(
     app: App, task: str, given: dict[str, Any] | list[Any], chosen: Mapping[str, Any]
 ) -> tuple[Queue, dict[str, Any]]:
-    """The job of a schedule's task, and its queue; the task's delay is left out.
+    """The queue and the options of a task's job for a schedule; the task's delay is left out.
 
     Raises:
         UsageError: As `put_job`, and for options that make no sense with a schedule.
     """
-    # Imported here, because it takes longer than most commands.
+    # Import here, because this takes longer than most commands.
     from shardq.tasks.declared import scheduled
 
     bound, args, kwargs = _call(app, task, given)

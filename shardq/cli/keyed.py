@@ -126,7 +126,7 @@ def edit(queue: str, key: str | None, body: str | None, headers: tuple[str, ...]
     given = options.headers_of(headers)
     content = None if body is None and given is not None else options.content(body)
     if content == b"" and body is None:
-        # As in a cron job, where a forgotten option would empty the message.
+        # Refuse empty stdin: in a cron job, a forgotten option would empty the message.
         raise click.UsageError("give --body or --header, for stdin is empty.")
     source = options.queue_of(queue)
     answer = source.edit(key, body=content, headers=given)
@@ -236,7 +236,7 @@ def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
 
 
 def held(source: Queue, key: str) -> str:
-    """A note if a key without a message is still held; else empty."""
+    """A note if a key is still held after its message ended; else empty."""
     home = source._home
     found = MessageKeys(home.store, home.clock, home.register).seek([key])[key]
     is_held = found.state is Is.HELD

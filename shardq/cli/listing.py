@@ -1,4 +1,4 @@
-"""Lists of messages: ids are never cut, so that they can be copied; other texts are cut instead."""
+"""Lists of messages. Ids are never cut, so that they can be copied; other texts are."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 Row: TypeAlias = "Mapping[str, str | Text]"
-"""The cells of a list by their heads; a text as it is given is never cut."""
+"""The cells of a row by their heads; a cell that is a `Text` is never cut."""
 
 _GAP = "  "
 _INDENT = "    "
 _FREE_MIN = 20
-"""Columns of a terminal; a text with less room is not worth reading."""
+"""The least columns for a cut text; with less room it is not worth reading."""
 
 
 def show_all(
@@ -31,12 +31,12 @@ def show_all(
     free: int,
     empty: str,
 ) -> None:
-    """Print things: with `--json` as lines of JSON, otherwise as a list.
+    """Print objects: with `--json` as lines of JSON, otherwise as a list.
 
     Args:
-        found: The things.
-        to_json: Returns one for programs.
-        to_row: Returns the cells of one.
+        found: The objects.
+        to_json: Returns an object for programs.
+        to_row: Returns the cells of an object.
         free: How many of the last columns may be cut.
         empty: The sentence for people if there are none.
     """
@@ -53,8 +53,8 @@ def show(rows: Sequence[Row], *, free: int) -> None:
     """Print rows under their heads.
 
     Args:
-        rows: The cells by their heads, the same in each row. A head that begins with `>` is of
-            numbers.
+        rows: The cells by their heads, the same in each row. A column whose head begins with `>`
+            holds numbers.
         free: How many of the last columns may be cut.
     """
     cells = [
@@ -69,7 +69,7 @@ def print_lines(made: Iterable[Text]) -> None:
     to = screen.console()
     for line in made:
         if to.is_terminal:
-            # The terminal may wrap it, but a copy contains no inserted characters.
+            # Let the terminal wrap long lines, so that copied text contains no inserted line ends.
             to.print(line, soft_wrap=True, highlight=False)
         else:
             click.echo(line.plain)
@@ -94,7 +94,7 @@ def lines(
     is_below = room < free * _FREE_MIN and room < sum(widths[fixed:]) + len(_GAP) * (free - 1)
     if is_below:
         room = width - len(_INDENT)
-    # Each has its share, and the room that narrower ones leave.
+    # Each column gets an equal share, and the room that narrower columns leave.
     by_width = sorted(range(fixed, len(heads)), key=lambda n: widths[n])
     for left, n in zip(range(free, 0, -1), by_width, strict=True):
         widths[n] = min(widths[n], max((room - len(_GAP) * (left - 1)) // left, 1))

@@ -21,7 +21,7 @@ class _Lines(logging.Formatter):
 
 
 class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at run time
-    """Writes records to stderr that no handler of the app shows, whatever logging it sets up."""
+    """Writes records to stderr that no handler of the app shows, however it sets up logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless another handler has it on the terminal."""
@@ -39,7 +39,7 @@ class _Unshown(logging.StreamHandler):  # type: ignore[type-arg] # no generic at
 def _shows(handler: logging.Handler) -> bool:
     """True if a handler is known to write to this process's streams, or to Rich's console.
 
-    Unknown classes count as not: twice on the terminal is better than only in some file.
+    Handlers of unknown classes count as False: twice on the terminal is better than only in a file.
     """
     streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
     console = getattr(handler, "console", None)
@@ -48,14 +48,14 @@ def _shows(handler: logging.Handler) -> bool:
 
 
 def set_up_logging(verbose: int) -> None:
-    """Log to stderr: warnings; from 1 on changes, from 2 on everything."""
+    """Log to stderr: warnings; from `verbose` 1 on also changes, from 2 on everything."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = _Unshown()
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     own = logging.getLogger("shardq")
     own.setLevel(level)
     own.addHandler(handler)
-    # The driver's warnings before an error are repeated by the error; alone they would be noise.
+    # Hide the driver's warnings: an error repeats them, and without an error they are noise.
     driver = logging.getLogger("cassandra")
     driver.setLevel(logging.INFO if verbose > 1 else logging.CRITICAL)
     driver.addHandler(handler)

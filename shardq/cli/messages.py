@@ -1,4 +1,4 @@
-"""Single messages: put one, show the waiting ones, cancel one."""
+"""Commands for single messages: put one, show the waiting messages, cancel one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 
 
 def tell_put(message: Message) -> None:
-    """Print a put message: its id; for programs everything except the body, which they have."""
+    """Print a put message: its id; with `--json` all except the body, which the caller has."""
     with streams.saying(f"The message is stored, as {message.id}."):
         facts = screen.picked(message, "id queue due priority group key headers receipt")
         screen.result(facts, message.id)
@@ -189,12 +189,12 @@ class _Waiting(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """Begun deliveries: a running one is recorded only when it ends or is parked."""
+        """Begun deliveries; a running one counts only once it has ended or is parked."""
         return self.message.attempt + (self.is_running and self.message._row.claim is None)
 
     @property
     def error(self) -> str:
-        """The last error, for a list that one damaged message must not end."""
+        """The last error. Does not raise for a damaged message, which must not end a list."""
         try:
             return self.message.last_error or ""
         except StoreCorrupt:
@@ -209,7 +209,7 @@ def key_column(messages: Sequence[Message]) -> Callable[[Message], Row]:
 
 
 def _missing_key(source: Queue, key: str) -> str:
-    """The sentence for a key that no message has which can be delivered."""
+    """The sentence for a key that no deliverable message has."""
     now = source.get(key)
     if now is None or now.state != "dead":
         return keyless(source, key)
@@ -292,7 +292,7 @@ def show_message(
         *([] if message.key is None else [("key", message.key)]),
         ("receipt", message.receipt),
     ]
-    # The reason of a dead message is among its headers.
+    # Leave out the reason of a dead message, which is among its headers.
     if error is not None and error != headers.get("shardq-reason"):
         names = ("reason", "snoozed") if is_snooze_reason(message._row) else ("error", "failed")
         facts += zip(names, (error, screen.when(message.last_error_at) or "-"), strict=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.observer import QueueView
 
 _LOOK_S = 1.0
-"""The screen waits no longer than this: queues that were not read by then follow later."""
+"""The screen waits no longer than this; queues that were not read by then are shown later."""
 
 
 @options.command(
@@ -78,7 +78,7 @@ def observe(
     line for each queue at every look, until it is ended. It writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
-    # Triggers of the user's own are importable then; otherwise they would have no firings.
+    # Make the user's own triggers importable; otherwise they would have no firings.
     put_here_on_path()
     if place is not None:
         if once or options.is_json():
@@ -112,7 +112,7 @@ def observe(
                 if not observer.unseen:
                     db._home.clock.sleep(every_s)
     except KeyboardInterrupt:
-        return  # the way to end it
+        return  # Ctrl-C is the usual end
 
 
 def _answer(place: str, queues: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "SHARDQ_STORE"
 _CONNECTION = f"{__name__}.connection"
 _SENTENCE_MAX = 1_000
-"""Characters; the first sentence of a help is always shorter."""
+"""Characters of a help's first sentence, which is always shorter than this."""
 
 
 class WholeNumber(click.ParamType[int]):
@@ -78,7 +78,7 @@ def option(
     Args:
         usage: Its names and the placeholder of its value: `-n, --limit N`.
         text: Its help, a sentence.
-        name: Its parameter's name; None: that of the option.
+        name: The parameter's name; None: the option's name.
         least: The smallest whole number. Bounds and default become a part of the help.
         most: The largest whole number; None without one.
         multiple: True if it may be repeated.
@@ -115,7 +115,7 @@ def together(*added: Callable[[Any], Any]) -> Callable[[_F], _F]:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Keep the value of an option for the whole command line; an inner command's comes last."""
+    """Keep an option's value for the whole command line; inner commands override outer ones."""
     if value:
         context.meta[f"{__name__}.{parameter.name}"] = value
 
@@ -180,7 +180,7 @@ class CommandGroup(click.Group):
     """A command of commands whose help shows the whole first sentence of each.
 
     Attributes:
-        elsewhere: Names that people know from elsewhere, each with the command here.
+        elsewhere: Names of commands in other tools, each with the command of shardq.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -225,8 +225,8 @@ def command(
 
     Args:
         lines: Examples of its use.
-        of: The command that it belongs to; None: `shardq` itself.
-        name: Its name; None: that of the function.
+        of: The command above it; None: `shardq` itself.
+        name: Its name; None: the function's name.
         has_store: True for the option `--store`.
         has_json: True for the option `--json`.
     """
@@ -341,7 +341,7 @@ def queues_of(names: Iterable[str] = ()) -> list[Queue]:
 
 
 def content(body: str | None) -> bytes:
-    """The bytes of a body: those of the argument, whatever the locale made of them, or stdin's.
+    """The bytes of a body: the argument's original bytes, whatever the locale, or those of stdin.
 
     Args:
         body: The argument; None and `-` are stdin.
@@ -386,7 +386,7 @@ def stdin(what: str) -> BinaryIO:
     Raises:
         UsageError: If stdin is closed.
     """
-    # None if this process was started without stdin, whatever its type says.
+    # stdin is None if this process was started without it, although its type excludes None.
     stream: TextIO | None = sys.stdin
     if stream is None:
         raise UsageError(f"stdin is closed, so {what} cannot be read from it.")

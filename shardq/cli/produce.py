@@ -39,14 +39,14 @@ _TICK_S = 0.02
 _NAP_S = 0.2
 """The longest single wait: a signal is noticed between two."""
 _GATHER_US = 200_000
-"""Lines that arrive one by one are stored together, but none waits longer."""
+"""Lines that arrive one by one are gathered for at most this long, and stored together."""
 _BUFFER_BYTES = 64 << 10
 _RATE_MAX = 1e9
 _LIMIT_MAX = 10**12
 _PART_CHARS = 16
 _OF_A_FILE = ("due_field", "key_field", "speed", "start", "limit", "part", "lead")
 _OF_A_RATE = ("delay", "count", "body")
-"""Options that are only valid for one of the two ways: a file, or a rate."""
+"""Options that are only valid with a rate, not with a file."""
 
 
 @options.command(
@@ -138,7 +138,7 @@ def produce(
     first, step = _part(part)
     shared = {"priority": priority, "group": group, "headers": options.headers_of(headers)}
     with ExitStack() as stack:
-        # Before signals are caught, because this waits for a pipe's writer.
+        # Open the file before signals are caught, because the open waits for a pipe's writer.
         source = None if path is None else stack.enter_context(_opened(path))
         db = options.connect(makes=True)
         clock = db._home.clock
@@ -155,7 +155,8 @@ def produce(
                     start_ms=clock.now_ms() if start_ms is None else start_ms,
                     speed=speed,
                 )
-                # After `replay`, so that every part counts its gaps from the trace's first line.
+                # Take the part after `replay`, so that every part counts its gaps from the trace's
+                # first line.
                 timed = itertools.islice(timed, first, None, step)
                 _replay(writer, timed, lead_ms, caught)
             elif rate is not None:
@@ -236,7 +237,7 @@ class _Source(streams.BlockingFile):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         while not self.caught:
-            # A file is always ready.
+            # A regular file is always ready.
             if self._ready.poll(0):
                 return super().readinto(buffer)
             self._ready.poll(self.on_wait())
@@ -251,7 +252,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return BufferedReader(_Source(stream.fileno(), "stdin", closes=False), _BUFFER_BYTES)
     except UnsupportedOperation:
-        # A stream in memory, in tests.
+        # In tests stdin is a stream in memory.
         return stream
 
 
@@ -288,7 +289,7 @@ def _caught_signals() -> Iterator[list[int]]:
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            # A shell's background job ignores Ctrl-C.
+            # Keep ignoring Ctrl-C if the process ignores it, like a shell's background job.
             if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
                 before[number] = handler
                 signal.signal(number, catch)
@@ -300,7 +301,7 @@ def _caught_signals() -> Iterator[list[int]]:
 
 @dataclass(slots=True)
 class _ChunkWriter:
-    """Puts chunks, and repeats what was interrupted.
+    """Puts chunks, and repeats interrupted writes.
 
     Attributes:
         shared: Arguments of `put` that every message has.
@@ -361,7 +362,8 @@ class _ChunkWriter:
             try:
                 kept += asked - self.queue.put_many(left)
             except KeyTaken as taken:
-                # The key is held. Items after it may have been taken from `left`; they are put now.
+                # Continue after the item whose key is taken; `left` may be past further items of
+                # its chunk.
                 rest = list(left)
                 kept += asked - len(rest) - taken.put
                 left, asked = iter(rest), len(rest)
@@ -369,8 +371,8 @@ class _ChunkWriter:
                 if attempt >= _TRIES:
                     self.tell(error)
                     raise
-                # The error holds exactly the rows of its write, so a repeat stores them once.
-                # Without rows, every item taken from `left` is stored.
+                # The error has exactly the messages of the failed write, so a repeat stores them
+                # once. All earlier items are stored.
                 again = [*error.messages, *left]
                 left, asked = iter(again), len(again)
                 self.repeats += 1
@@ -379,7 +381,7 @@ class _ChunkWriter:
                 self.tell(error)
                 raise
             except UsageError as error:
-                # Its note counts this chunk only.
+                # Drop the error's note, which counts this chunk only.
                 error.__notes__ = []
                 self.put += len(chunk) - len(list(left)) - 1
                 raise
@@ -405,19 +407,19 @@ def _replay(
             if lead_ms is not None and (late_ms := newest_ms - lead_ms - message.due_ms) > 0:
                 writer.late += 1
                 writer.latest_ms = max(writer.latest_ms, late_ms)
-            # After a signal, lines that were read are put at once.
+            # Do not wait after a signal: lines that were read are put at once.
             while lead_ms is not None and not caught:
                 early_ms = message.due_ms - lead_ms - writer.clock.now_ms()
                 if early_ms <= 0:
                     break
                 writer.flush()
-                # A tick gathers all lines due within it into one batch.
+                # Sleep for a tick at least, so that all lines due within it are put together.
                 writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
             writer.add(message)
     except _StoppedReading:
         pass
     finally:
-        # On an error too, of a bad line say: the lines above it are stored.
+        # Do this even after an error, of a bad line say, so that the lines above it are stored.
         writer.flush()
 
 
@@ -434,7 +436,7 @@ def _at_rate(
     body: str | None,
     caught: Sequence[int],
 ) -> None:
-    """Put `rate` messages a second; delays of a slow store are caught up."""
+    """Put `rate` messages a second; faster for a while after the store was slow."""
     delay = f"{delay_ms}ms"
     began_us = writer.clock.boot_us()
     sent = 0

@@ -67,7 +67,7 @@ def _is_fixed(option: str) -> bool:
 
 
 def _default(option: str, queue: str = "") -> str:
-    """A setting's default as its user writes it; for a dead-letter queue its own."""
+    """A setting's default as users write it; a dead-letter queue has defaults of its own."""
     name = option.replace("-", "_")
     own = DEAD_SETTINGS if is_dead_queue(queue) else {}
     if name in own:
@@ -76,13 +76,13 @@ def _default(option: str, queue: str = "") -> str:
 
 
 def _lanes(settings: Settings) -> str:
-    """How many lanes producers fill, and the setting's origin."""
+    """How many lanes producers fill, as text; with `auto` if shardq chooses the number."""
     count = f"{settings.lanes_written:,}"
     return f"auto ({count})" if settings.lanes_auto else count
 
 
 def _settings(*, of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for a queue's settings; settings that are fixed at creation only if it is made."""
+    """Options for a queue's settings; those that are fixed at creation only for `create`."""
     added = []
     for name, text in _SETTINGS.items():
         if _is_fixed(name) and not of_creation:
@@ -136,7 +136,7 @@ def queues(context: click.Context) -> None:
             elif not options.is_json():
                 rows.append(one)
             if options.is_json():
-                # Each as soon as it is known.
+                # Print each queue as soon as it was read.
                 screen.print_json(_told(name, one))
     if options.is_json():
         return
@@ -395,7 +395,7 @@ def sure(what: str, *, yes: bool) -> None:
     """
     if yes:
         return
-    # None if stdin is closed, whatever its type says.
+    # stdin is None if it is closed, although its type excludes None.
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"to {what} without being asked, add --yes.")
     click.confirm(f"Really {what}?", abort=True, err=True)

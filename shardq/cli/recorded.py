@@ -1,4 +1,4 @@
-"""Records commands that make, change or remove something: here, so that no command does so itself.
+"""Records commands that make, change or remove something, so that no command needs to do so.
 
 ```
  command ──► options.connect: is it in COMMANDS? ──► noted ──► outcome known ──► actions
@@ -38,7 +38,7 @@ _VIA = "shell"
 
 
 def _named(params: Mapping[str, Any]) -> str:
-    """The queue and the messages that a command names; receipts, which settle, are left out."""
+    """The queue and the messages that a command names; receipts are secret, and left out."""
     if params.get("of_failed"):
         return f"{params['queue']}: all that wait for a retry"
     keys = params.get("keys") or [one for one in [params.get("key")] if one]
@@ -122,7 +122,7 @@ class _Begun:
 
 
 def keep_open(opened: AbstractContextManager[Any], db_of: Callable[[], Connection]) -> None:
-    """Keep what a command has opened until the command line ends; note if it is to be recorded.
+    """Keep a connection or app open until the command line ends; note if its command is recorded.
 
     Args:
         opened: What the command opened: a connection, or an app.
@@ -177,7 +177,7 @@ def user() -> str:
     try:
         name = pwd.getpwuid(number).pw_name
     except KeyError:
-        # A container may run as a number without a name.
+        # In a container the user may have a number and no name.
         name = str(number)
     return f"{name}@{socket.gethostname()}"
 

@@ -448,7 +448,7 @@ def remove(queue: str, name: str) -> None:
     try:
         revision = schedules[name].revision
     except StoreCorrupt:
-        # An unreadable schedule can be removed, to be made again.
+        # Remove even an unreadable schedule, so that it can be made again.
         revision = 0
     schedules.remove(name)
     told = {"queue": queue, "name": name, "removed": True}

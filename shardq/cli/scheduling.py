@@ -1,4 +1,4 @@
-"""The options of `schedule`: when a schedule fires, its job, and how."""
+"""The options of `schedule`: a schedule's trigger, its job and its policies."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ _WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)")
 span = times.span
 plural = texts.plural
 FACT = 10
-"""Columns of a fact's name."""
+"""Columns for the name of a fact."""
 WIDE = 2_000
-"""A pipe or a log has no width: no line is cut or folded there."""
+"""The width of a pipe or a log: so large that no line is cut or folded."""
 
 
 def console() -> Console:
@@ -57,14 +57,14 @@ def show(what: RenderableType) -> None:
     if to.is_terminal:
         to.print(what, highlight=False)
         return
-    # A table pads its last column, which is noise in a file.
+    # Strip the spaces that pad a table's last column, which are noise in a file.
     with to.capture() as captured:
         to.print(what, highlight=False)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose columns that begin with `>` hold numbers; others fold rather than cut."""
+    """A table. Columns whose titles begin with `>` hold numbers; the others fold long texts."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith(">")
@@ -93,7 +93,7 @@ def progress() -> Progress:
 
 
 def teller(bar: Progress, whose: str = "") -> Callable[[str, int, int | None], None]:
-    """A function that shows progress on a bar; each kind of thing has a line of its own."""
+    """A function that shows progress on a bar, which has a line for each kind of object."""
     tasks: dict[str, TaskID] = {}
 
     def tell(what: str, done: int, total: int | None) -> None:
@@ -235,7 +235,7 @@ def kept_together(text: str) -> str:
 
 
 def no_queues(store: str) -> str:
-    """The sentence for a store without queues, whose likeliest cause is a wrong store.
+    """The sentence for a store without queues, which is likely the wrong store.
 
     Args:
         store: Its name, as people may see it.

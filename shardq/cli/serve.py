@@ -194,7 +194,7 @@ def serve(
 
 
 def _site(given: dict[str, Any], *, no_pages: bool) -> SiteOptions:
-    """The choices of the operator.
+    """The site's options, from the options of the command.
 
     Raises:
         UsageError: If they exclude one another.
@@ -251,7 +251,7 @@ def _serve(
     probed: Probes | None,
     has_metrics: bool,
 ) -> None:
-    """Serve in this process, until it is to end."""
+    """Serve in this process until a signal or the supervisor ends it."""
     from shardq.server import declared, supervise
     from shardq.server.access import Access
     from shardq.server.app import Application
@@ -284,7 +284,7 @@ def _serve(
             line.on_lost(server.stop, supervise.DEADLINE_S)
         supervise.run(server, sockets)
         if line is not None:
-            # The counts since the last question.
+            # Send the last counts, of the time since the last question.
             line.answer(COUNTS)
 
 
@@ -293,6 +293,6 @@ def _print_exports(url: str, chosen: SiteOptions) -> None:
     click.echo(f"export AWS_ENDPOINT_URL_SQS={url}")
     click.echo("export AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test")
     click.echo(f"export AWS_DEFAULT_REGION={chosen.region}")
-    # Version 1 of AWS CLI does not read the url from its environment.
+    # Define a function, because version 1 of AWS CLI does not read the url from its environment.
     click.echo(f'sqs() {{ aws --endpoint-url {url} sqs "$@"; }}')
     sys.stdout.flush()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
 
 _RECEIPT_CHARS = 60
-"""A longer id that begins like a receipt is likely a receipt that was cut."""
+"""An id longer than this that begins like a receipt is likely a receipt that was cut off."""
 
 
 @options.command(
@@ -155,7 +155,7 @@ def state_text(state: State) -> str:
 
 
 def _priority(source: Queue, row: Row) -> int | None:
-    """The priority of the message's put; None if a dead one does not record it."""
+    """The priority with which a message was put; None if a dead message does not record it."""
     if not is_dead_queue(row.shard.queue):
         return priority_of(row, source._home.register.layout)
     try:
@@ -186,7 +186,7 @@ def keyless(source: Queue, key: str) -> str:
 
 
 def is_receipt(text: str) -> bool:
-    """True if a text that may be an id is a receipt, or likely one that was cut."""
+    """True if a given id is a receipt, or likely a receipt that was cut off."""
     return Signer.is_meant(text) or (len(text) > _RECEIPT_CHARS and text.startswith(("Ag", "AQ")))
 
 

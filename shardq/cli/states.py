@@ -45,15 +45,15 @@ class StateName(StrEnum):
     LAGGING = "lagging"
     HANGING = "hanging"
     OVERDUE = "overdue"
-    """There are consumers, but a schedule has not fired in time."""
+    """The queue has consumers, but a schedule has not fired in time."""
     FAILING = "failing"
     """The trigger of a schedule fails."""
     DEAD_LETTERS = "dead letters"
     PAUSED = "paused"
     TOO_NEW = "too new"
-    """Its settings need a newer shardq."""
+    """The queue's settings need a newer shardq."""
     DAMAGED = "damaged"
-    """Some of its stored data cannot be read."""
+    """Some stored data of the queue cannot be read."""
     NOT_DRAINED = "not drained"
     """Consumers had missed messages, which `check --all` found and moved to now."""
     COUNTS_OFF = "counts off"
@@ -107,7 +107,7 @@ def findings(
     *,
     are_jobs: bool = False,
 ) -> list[Finding]:
-    """All findings for a queue's people, the gravest first; one `ok` if there are none.
+    """All findings of a queue, the gravest first; a single `ok` if there are none.
 
     Args:
         view: The queue.
@@ -145,7 +145,7 @@ def damaged(name: str, text: str) -> Finding:
 
 
 def without_kept(views: Sequence[QueueView]) -> list[QueueView]:
-    """All queues except dead-letter queues of queues that are shown, which report them.
+    """All queues except dead-letter queues of shown queues, whose lines count the dead.
 
     A dead-letter queue with consumers is included.
     """
@@ -279,7 +279,7 @@ def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:
 
 
 def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
-    # A dead-letter queue needs no consumers: its ready messages are dead letters, too.
+    # Without consumers, the ready messages of a dead-letter queue are dead messages.
     dead = view.depth.ready if is_dead_queue(view.name) and not view.members else view.dead
     if dead:
         over = limits.dead is not None and dead > limits.dead
@@ -387,7 +387,7 @@ def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
 
 
 def _all_run_for(member: MemberView, bound_ms: int) -> bool:
-    """True if all handlers of a consumer have run for longer: it begins nothing until one ends."""
+    """True if all handlers of a consumer have run for longer than a bound, so none is free."""
     return member.busy >= member.threads > 0 and member.shortest_ms > bound_ms
 
 

@@ -43,7 +43,7 @@ _NAMES_OF_STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 class BlockingFile(FileIO):
-    """A descriptor that reads and writes as if it blocked, whatever mode other programs have set.
+    """A file that reads and writes as if it blocked, whatever mode other programs have set.
 
     The mode is shared with every program that has the same pipe or terminal, so it is not changed.
 
@@ -68,7 +68,7 @@ class BlockingFile(FileIO):
         size = len(left)
         try:
             while left:
-                # None if there is no room now, whatever its type says.
+                # The result is None if there is no room now, although the type excludes None.
                 written: int | None = super().write(left)
                 if written is None:
                     _wait_for(self, select.POLLOUT)
@@ -89,7 +89,7 @@ class BlockingFile(FileIO):
             raise
         return count
 
-    # FileIO's own do not use `readinto`, and take "nothing yet" for the end.
+    # FileIO's `read` and `readall` do not use `readinto`, and take "nothing yet" for the end.
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read some bytes at most; all if the size is negative."""
@@ -137,7 +137,7 @@ def _hold_places() -> None:
             if opened != place:
                 os.dup2(opened, place)
                 os.close(opened)
-            # A command of `consume --exec` inherits it too.
+            # Commands of `consume --exec` inherit the descriptor too.
             os.set_inheritable(place, True)
 
 
@@ -150,11 +150,11 @@ def _writer(was: TextIO | None, raw: BlockingFile) -> TextIOWrapper:
 
 
 def give_back() -> None:
-    """Flush stdout a last time; an output that fails now has failed before."""
+    """Flush stdout a last time; ignore an error, which an earlier write has raised already."""
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try again at its exit, and print an error.
+        # Replace stdout, because Python would flush it again at its exit, and print an error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, _STDOUT)
         os.close(nowhere)
@@ -162,7 +162,7 @@ def give_back() -> None:
 
 @contextmanager
 def saying(text: str) -> Iterator[None]:
-    """If a print fails, add a note to its error: the work that was done before."""
+    """If a print fails, add a note to the error that names the work that was done before."""
     try:
         yield
     except OSError as error:
@@ -183,7 +183,7 @@ def escaped(text: str) -> str:
 
 def is_shown(character: str) -> bool:
     """True if a character of a text can be seen, and controls no terminal."""
-    # After a letter, because a joiner of emoji is refused alone and kept between two.
+    # Test it after a letter, because an emoji joiner counts as printable only after a character.
     return is_printable("x" + character)
 
 
@@ -211,7 +211,7 @@ def stdout(what: str) -> BinaryIO:
     try:
         return BlockingFile(sys.stdout.fileno(), "wb", "stdout", closes=False)
     except UnsupportedOperation:
-        # A stream in memory, in tests.
+        # In tests stdout is a stream in memory.
         return sys.stdout.buffer
 
 

@@ -28,7 +28,7 @@ def supervise(probed: Probes, **settings: Any) -> int:
         probed: The probes, which are closed in the end.
         settings: Arguments of `Supervisor`.
     """
-    # The same command: the supervisor's line tells each process that it is one.
+    # Start the same command; a process finds by its line that it has a supervisor.
     command = [sys.executable, *sys.orig_argv[1:]]
     with closing(probed):
         supervisor = Supervisor(command, report=streams.note, **settings)

@@ -5,7 +5,7 @@
                          └──► the last bytes ──► why the command failed
 ```
 
-A program that a command leaves running keeps its pipe open, and is not waited for.
+A program that a command leaves running keeps the pipe open. Nobody waits for its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardq.cli import streams
 
 _KEPT_BYTES = 8_192
 _READ_BYTES = 65_536
-"""The capacity of a pipe: at most this much was unread when its command ended."""
+"""The capacity of a pipe, so at most this much was unread when the command ended."""
 _WAIT_S = 1.0
 """How long the end of a command waits for its output to be forwarded, if our stderr is blocked."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -33,7 +33,7 @@ class Tail:
         has_pipe: False for a command that writes to our stderr itself.
 
     Attributes:
-        given: The descriptor that the command inherits; None: our stderr.
+        given: The descriptor that the command inherits as stderr; None: our stderr.
         is_open: True while a program has the pipe.
 
     Raises:
@@ -56,13 +56,13 @@ class Tail:
         try:
             thread.start()
         except RuntimeError:
-            # No thread can be started: the command writes to our stderr itself.
+            # If no thread can be started, the command writes to our stderr itself.
             self._close()
             self.begun()
             self.given = None
 
     def begun(self) -> None:
-        """Close our copy of the other end, once the command has started, or failed to."""
+        """Close our copy of the writing end, once the command has started or failed to start."""
         if self.given is not None:
             os.close(self.given)
 
@@ -86,7 +86,7 @@ class Tail:
             ready.poll()
             with self._reading:
                 if not self._pass_on():
-                    # Only here: elsewhere this thread might wait for a closed descriptor.
+                    # Close only in this thread: otherwise it might wait for a closed descriptor.
                     self._close()
 
     def _pass_on(self) -> bool:

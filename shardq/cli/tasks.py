@@ -31,7 +31,7 @@ def tasks(*, name: str) -> None:
 
     APP is module:attribute, app:app say, imported from the current directory.
     """
-    # Imported here, because the help of all commands does not need it.
+    # Import here, because the help does not need these modules.
     from shardq.tasks import App
     from shardq.tasks.importing import load
     from shardq.tasks.worker import HOW_TO_DECLARE
@@ -73,7 +73,7 @@ def _show(
 
 def _facts(one: TaskDefinition) -> dict[str, Any]:
     """The options of a task, spans of time as text."""
-    # Imported here, because the help of all commands does not need it.
+    # Import here, because the help does not need these modules.
     from shardq.tasks.options import backoff_text
 
     policy = one.options.policy

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 LINE_BYTES_MAX = 8 << 20
-"""A longer line is no event: the largest body in base64 is a fifth of it."""
+"""A line longer than this is no event: the largest body in base64 has a fifth of this."""
 _MAGIC = b"\x1f\x8b"
 _GZIP = _MAGIC[:1]
 """The first byte of a gzip file, and never of JSON."""
@@ -128,7 +128,7 @@ def name_of(source: Path | BinaryIO) -> str:
 
 
 def _fault(error: ValueError | RecursionError) -> str:
-    """Why a line cannot be read, in the terms of its author, not of Python."""
+    """Why a line cannot be read, in terms of JSON instead of Python."""
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
         return str(error)
     if isinstance(error, RecursionError):
@@ -159,7 +159,7 @@ def _lines(source: Path | BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{name} is damaged after line {number:,}: {error}.") from error
     except OSError as error:
-        # Errors of a read name no file, unlike those of an open.
+        # Add the file's name, which errors of reads lack.
         raise OSError(error.errno, error.strerror, error.filename or name) from error
 
 
@@ -245,7 +245,7 @@ class TraceLine(NamedTuple):
         delivered_ms: When it began, by the consumer's corrected clock, epoch milliseconds.
         at_us: When it began, by the machine's own clock, epoch microseconds.
         attempt: The number of this delivery, from 1.
-        consumer: The consumer that recorded it: the file's name.
+        consumer: The consumer that recorded the delivery: the file's name.
         queue: The message's queue.
         key: The message's key, if it has one.
     """

@@ -188,7 +188,7 @@ def work(
     deadline_ms = times.duration_ms(deadline, name="--deadline")
     deadline_s = deadline_ms / 1_000
     is_supervised = any(one is not None for one in (processes, memory, max_jobs)) or reload
-    # One of several processes answers its supervisor, which has the ports.
+    # A process that has a supervisor opens no ports: the supervisor has them.
     probed = Probes(metrics, health) if line is None else None
     if probed is not None and is_supervised:
         watched = [path.resolve() for path in reload_dirs or [directory_of(name)]]
@@ -224,10 +224,10 @@ def work(
 
 
 class _Early:
-    """Catches the SIGTERMs of process 1 before it runs jobs; any other process is ended by them.
+    """Catches SIGTERM in process 1 until jobs run; SIGTERM ends any other process by default.
 
     Attributes:
-        is_told_to_end: True after the first. A second ends the process at once.
+        is_told_to_end: True after the first SIGTERM. A second one ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ def _work(
     settings: dict[str, Any],
     watched: Callable[[Worker], object],
 ) -> Exit:
-    """Run jobs in this process, until it is to end; returns the exit code."""
+    """Run jobs in this process until a signal or the supervisor ends it; returns the exit code."""
     db = app.connection
     lines = None
     if form != "none":
@@ -283,7 +283,7 @@ def _work(
 
     def overran(said: str) -> None:
         if line is not None:
-            # The log has the place already.
+            # Leave out the place in the code, which is in the log already.
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
@@ -300,7 +300,7 @@ def _work(
         is_bounded = line is None
         jobs = screen.plural(running, "job")
         limit = times.duration_text(round(deadline_s * 1_000))
-        # A process of a supervisor may also be replaced.
+        # Give no hint in a process that has a supervisor, which may be replacing it.
         hint = "; a second Ctrl-C ends the wait" if line is None else ""
         streams.note(f"{who}waits for {jobs} to end, up to {limit}{hint}.")
 
@@ -325,7 +325,7 @@ def _work(
     if lines is not None:
         streams.note(f"{who}ended after {lines.total}.")
     if line is not None:
-        # The counts since the last question.
+        # Send the last counts, of the time since the last question.
         line.answer(COUNTS)
         if until_empty:
             line.done()
@@ -342,7 +342,7 @@ def _watch(
     metrics: str | None,
     worker: Worker,
 ) -> None:
-    """Connect a worker to its watchers: probes, or its supervisor, with which it ends."""
+    """Connect a worker to probes, or to its supervisor. It ends if the supervisor dies."""
 
     def vitals() -> ConsumerVitals:
         return ConsumerVitals(db, worker.consumers, lambda: worker.loop_hung_us)
@@ -358,7 +358,7 @@ def _watch(
 def _report_of(
     lines: JobLines | None, max_jobs: int | None, overran: Callable[[str], object]
 ) -> Callable[[Ended], object] | None:
-    """The function for ended runs: prints their lines, and ends the process after its last."""
+    """The function for ended runs: prints lines, and ends the process after `max_jobs` jobs."""
     if max_jobs is None:
         return None if lines is None else lines.tell
     ran = count(1)
@@ -382,7 +382,7 @@ def _tell_served(app: App, who: str, queues: tuple[str, ...]) -> None:
 
 
 def _end_within(seconds: float) -> None:
-    """End this process after some time: Python waits for threads and children of the user's own."""
+    """End this process after some time, because Python would wait for the user's own threads."""
 
     def end() -> None:
         SystemClock().sleep(seconds)
