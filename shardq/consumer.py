@@ -58,19 +58,19 @@ log = logging.getLogger(__name__)
 THREADS = 8
 THREADS_MAX = 512
 PREFETCH = 12_000
-"""Enough that reads, handlers and deletes of a full drain never wait for one another."""
+"""Enough rows that reads, handlers and deletes of a full drain never wait for one another."""
 PREFETCH_MAX = 100_000
 DEADLINE = "25s"
 _EMPTY_EVERY_US = 1_000_000
 _SETTLE_EVERY_US = 1_000_000
-"""How long one `step` delivers before it stores the outcomes; then it calls `on_dead` for as long.
+"""How long one `step` delivers before it stores the outcomes, and how long it then calls `on_dead`.
 Leases are renewed between steps."""
 _LEAST_US = 1_000_000
-"""A firing of schedules may take this long to end, even past the deadline."""
+"""How long a firing of schedules may take to end, even past the deadline."""
 _POLL_S = 0.05
 _HAND_OVER_US = 3_500_000
-"""How long an end waits for the other members to take note of it. Each does within a second, unless
-it does not step."""
+"""How long an end waits for the other members to take note of it. Each member that steps does so
+within a second."""
 _LAST_TRIES = 3
 """How often outcomes are offered to a store that has failed for good."""
 
@@ -82,10 +82,10 @@ class Consumer:
         queue: The queue.
         handler: Called with each message, in one of the threads. When it returns, the message is
             acked. When it raises an error, the message is retried after a back-off, and buried
-            after its last attempt; by `Retry`, `Snooze` and `Bury` it chooses otherwise. The log
-            has each failure as a warning with its traceback, but 10 in any second at most; the
-            others are counted by kind. If the handler returns a future, the consumer waits for it.
-            A handler that returns a coroutine or a generator, or returns `Snooze` instead of
+            after its last attempt; it may raise `Retry`, `Snooze` or `Bury` to choose otherwise.
+            Each failure is logged as a warning with its traceback, but 10 in any second at most;
+            the others are counted by kind. If the handler returns a future, the consumer waits for
+            it. A handler that returns a coroutine or a generator, or returns `Snooze` instead of
             raising it, has not done its work: the attempt fails, and is logged as an error.
         threads: Handler threads, 1 to 512; 8 unless given.
         prefetch: The most rows that are read and not settled, 1 to 100,000; 12,000 unless given.
@@ -95,15 +95,16 @@ class Consumer:
         deadline: How long a stop waits for running handlers before it parks their messages; 25 s
             unless given.
         member: A name for this consumer; made up if None.
-        on_dead: Called with each message that dies here, as it is stored in the dead-letter queue:
-            with its id, body, headers and attempts. The calls follow one another in a thread of
-            their own; if `step` drives the consumer, at the end of a step. Each message is reported
-            once at most: a crash, the deadline, or 10,000 waiting messages leave some unreported.
-            The dead-letter queue has them all. Errors of `on_dead` are logged.
+        on_dead: Called with each message that dies in this consumer, as it is stored in the
+            dead-letter queue: with its id, body, headers and attempts. The calls follow one another
+            in a thread of their own; if `step` drives the consumer, at the end of a step. Each
+            message is reported once at most: a crash, the deadline, or 10,000 waiting messages
+            leave some unreported. The dead-letter queue has them all. Errors of `on_dead` are
+            logged.
 
     Raises:
         BadSetting: If a number is out of bounds, or a function does not do its work when it is
-            called: an async one, a generator, a class.
+            called, because it is async, a generator or a class.
     """
 
     _shared_crew: Crew | None = None
@@ -169,7 +170,8 @@ class Consumer:
         self._given_member = member
         self._is_parents = False
         locks.in_child(self, Consumer._begin_child)
-        # If others share its crew, the stepper steps the engine, and this thread only ends it.
+        # If several consumers share a crew, the stepper steps this engine, and this thread only
+        # ends it.
         self._engine_thread = threading.Thread(
             target=self._run_engine if self._stepper is None else self._end_engine,
             name=f"shardq-{queue.name}",
@@ -182,7 +184,8 @@ class Consumer:
         """When the last turn began or ended, time since boot, and the thread that takes turns."""
         self._started = self._stepped = self._closed = self._is_begun = self._is_ending = False
         self._stopping = False
-        """No event of Python's: two handlers of signals that set it could wait for each other."""
+        """A plain flag, not an event of Python's: two handlers of signals that set an event could
+        wait for each other."""
         self._deliverer = Deliverer(
             self._engine,
             handler if self._is_traced_by_handler else _traced(handler, home.traces),
@@ -201,7 +204,7 @@ class Consumer:
         """The consumers, this one included, that run until the queues of all of them are empty."""
         self._empty_checked_us = 0
         self._empty_after: int | None = None
-        """How many deliveries of the company had begun when the queue was last found empty."""
+        """How many deliveries of the company had begun when this queue was last found empty."""
 
     @property
     def member(self) -> str:
@@ -212,8 +215,8 @@ class Consumer:
         """Start the threads and return.
 
         Raises:
-            UsageError: If it was started or stepped before.
-            ShardqError: If this process may not start so many; threads that have started end.
+            UsageError: If the consumer was started or stepped before.
+            ShardqError: If this process may not start so many threads; those that have started end.
         """
         self._check_unused()
         self._started = self._deliverer.is_threaded = True
@@ -238,7 +241,7 @@ class Consumer:
                 f"{self._said} cannot start its {len(self._crew.threads)} threads: {error}; lower "
                 f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
             ) from error
-        # Last, because only `join` takes the listener off, and a failed start is not joined.
+        # Add the listener last, because only `join` removes it, and a failed start is not joined.
         self._queue._home.listeners.append(self._engine.news.on_put)
         self._upkeep.start()
 
@@ -252,7 +255,7 @@ class Consumer:
         self._engine.news.wake()
         if self._stepper is not None and self._is_running and not self._is_ending:
             try:
-                # Added even if it is stepped no more: its next turn begins its end.
+                # Add it even if it is not stepped any more: its next turn begins its end.
                 self._stepper.add(self._turns)
             except RuntimeError:
                 self._begin_to_end()
@@ -261,12 +264,12 @@ class Consumer:
         """Wait until the consumer has ended.
 
         Args:
-            timeout: How many seconds at most; None for as long as it takes.
+            timeout: How many seconds to wait at most; None for as long as it takes.
 
         Raises:
-            ShardqError: The error that ended it, if it was not asked to end.
-            UsageError: If it was not started; if its own handler calls this, or a signal handler
-                that has interrupted another call.
+            ShardqError: The error that ended the consumer, if it was not asked to end.
+            UsageError: If the consumer was not started; if its own handler calls this, or a signal
+                handler that has interrupted another call.
         """
         locks.refuse_within()
         if self._is_parents:
@@ -274,7 +277,7 @@ class Consumer:
         if not self._started:
             raise UsageError(f"{self._said} was not started; call start() or run() first.")
         if not self._is_begun:
-            # `start` has raised why it could not be started.
+            # `start` has raised the reason why the consumer could not be started.
             return
         is_on_dead = self._deaths is not None and self._deaths.is_here
         if is_on_dead or threading.current_thread() in self._crew.threads:
@@ -291,7 +294,7 @@ class Consumer:
                 raise self._error
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Consume until SIGTERM, SIGINT, SIGHUP or `stop()`; `shardq.run` does so with several.
+        """Consume until SIGTERM, SIGINT, SIGHUP or `stop()`. `shardq.run` runs several consumers.
 
         A second signal ends the wait for running handlers.
 
@@ -300,7 +303,7 @@ class Consumer:
                 queue that has messages must be resumed first.
 
         Raises:
-            UsageError: If it was started or stepped before.
+            UsageError: If the consumer was started or stepped before.
             UnknownQueue: If the queue is dropped.
             ClockError: If the clock turns out to be too far off.
         """
@@ -318,9 +321,9 @@ class Consumer:
             StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
-            UsageError: If it was started, or closed.
-            KeyboardInterrupt: On Ctrl-C, if the main thread steps it. The message whose handler was
-                interrupted keeps its attempt.
+            UsageError: If the consumer was started, or closed.
+            KeyboardInterrupt: On Ctrl-C, if the main thread steps the consumer. The message whose
+                handler was interrupted keeps its attempt.
         """
         self._check_own()
         if self._started:
@@ -339,8 +342,8 @@ class Consumer:
         while (one := self._engine.ready.take()) is not None:
             self._deliver(one)
             if self._clock.boot_us() >= until_us:
-                # Handlers of all rows in memory may take longer than the leases last: rows whose
-                # acks are not stored by then would be delivered again.
+                # Stop after a second: the handlers of all rows in memory may take longer than the
+                # leases last, and rows whose acks are not stored by then would be delivered again.
                 break
         if (finish := self._engine.outbox.endings.finish) is not None:
             finish()
@@ -361,8 +364,8 @@ class Consumer:
         """End a consumer that was driven by `step`.
 
         Raises:
-            UsageError: If its threads run, which `stop` and `join` end. If a signal handler calls
-                it that has interrupted another call.
+            UsageError: If the consumer's threads run, which `stop` and `join` end; or if a signal
+                handler calls this that has interrupted another call.
         """
         locks.refuse_within()
         if self._is_parents:
@@ -384,10 +387,11 @@ class Consumer:
         return self._stopping
 
     def _hung_us(self) -> int:
-        """How long this consumer's loop has been stuck, microseconds; 0 if it is not.
+        """How long this consumer's loop has been stuck, microseconds; 0 if it is not stuck.
 
-        Time in a call of the store does not count: the store is at fault, and a new process would
-        wait for it as well. A consumer that has not begun, or is about to end, is not stuck.
+        Time in a call of the store does not count, because the store is at fault then, and a new
+        process would wait for it as well. A consumer that has not begun, or is about to end, is not
+        stuck.
         """
         if not self._is_running or self._stopping:
             return 0
@@ -396,7 +400,7 @@ class Consumer:
         return max(now_us - max(self._turned_us, ended_us), 0)
 
     def _judge(self, _message: Message, error: BaseException) -> Outcome:
-        """The outcome of a delivery that ended with this error."""
+        """The outcome of a delivery whose handler raised this error, or that ended with it."""
         return outcome_of(error)
 
     def _note_dead(self, row: Row) -> None:
@@ -417,10 +421,11 @@ class Consumer:
         return f"this consumer of queue {self._queue.name!r}"
 
     def _begin_child(self) -> None:
-        """In a forked child, make a consumer anew that was not used; a used one is the parent's."""
+        """In a forked child, make a consumer that was not used anew; a used one is the parent's."""
         if self._started or self._stepped or self._closed:
             self._is_parents = True
-            # A wait for its end in the child ends: the parent's threads are not there.
+            # Let a wait for the consumer's end return in the child: the parent's threads do not
+            # exist there.
             self._stopping = True
             return
         member = self._given_member
@@ -435,7 +440,7 @@ class Consumer:
             )
 
     def _check_unused(self) -> None:
-        """Raise `UsageError` if it cannot be started."""
+        """Raise `UsageError` if the consumer cannot be started."""
         self._check_own()
         if self._started:
             raise UsageError(f"{self._said} was started before; make another one to run again.")
@@ -464,7 +469,7 @@ class Consumer:
             self._end_engine()
 
     def _turn_by_stepper(self) -> float | None:
-        """Step an engine that has no thread; returns None once it is to be stepped no more."""
+        """Step an engine that has no thread; returns None once it needs no more steps."""
         try:
             if not self._stopping:
                 if self._stepper is not None:
@@ -484,7 +489,7 @@ class Consumer:
         return None
 
     def _turn(self) -> float:
-        """Step; returns seconds until the next step is needed."""
+        """Step the engine; returns seconds until the next step is needed."""
         self._turner = threading.get_ident()
         try:
             return self._one_turn()
@@ -504,10 +509,10 @@ class Consumer:
         return delay
 
     def _begin_to_end(self) -> None:
-        """End in a thread of its own, because the stepper steps others meanwhile."""
+        """End the consumer in a thread, because the stepper steps other consumers meanwhile."""
         self._stopping = True
         if self._is_ending:
-            # A turn was asked for once more meanwhile.
+            # A turn was asked for again after the end had begun.
             return
         self._is_ending = True
         try:
@@ -575,7 +580,7 @@ class Consumer:
                 if not isinstance(error, (StoreUnavailable, StoreTimeout)):
                     self._error, is_broken = self._error or error, True
                 if is_broken:
-                    # Wait for handlers all the same: the store may take their outcomes by then.
+                    # Wait for handlers even so: the store may accept their outcomes by then.
                     tries -= not engine.outbox.unended
                     if late or not tries:
                         self._give_up(self._error or error)
@@ -590,7 +595,7 @@ class Consumer:
                 return
 
     def _hand_over(self, until_us: int) -> None:
-        """Read on, and give others the due rows, until all of them know that this one ends."""
+        """Read on, and give due rows to other members, until all know that this member ends."""
         engine = self._engine
         if not engine.is_relied_on:
             return
@@ -600,7 +605,7 @@ class Consumer:
                 try:
                     delay = engine.step()
                 except (StoreUnavailable, StoreTimeout) as error:
-                    # Moves to others that failed are repeated.
+                    # Moves of rows to other members that failed are repeated.
                     delay = engine.news.back_off(error)
                 if self._hurried.is_set():
                     return
@@ -609,7 +614,7 @@ class Consumer:
             log.info("%s leaves its messages to others a little later: %s", self._said, error)
 
     def _give_up(self, error: ShardqError) -> None:
-        """Release leases once the store has failed for good and no handler is waited for."""
+        """Release leases once the store has failed for good, without waiting for handlers."""
         if unstored := self._engine.let_go():
             error.add_note(f"Deliveries here whose outcome could not be stored: {unstored}.")
 
@@ -621,10 +626,12 @@ class Consumer:
         """
         outboxes = [one._engine.outbox for one in self._company]
         begun = sum(outbox.begun for outbox in outboxes)
-        # After the count: a delivery that began before it either runs now, or has made its puts.
+        # Check this after the count: a delivery that began before the count either runs now, or has
+        # made its puts.
         if any(outbox.running for outbox in outboxes) or not self._engine.is_quiet():
             return False
-        # An `on_dead` may put too. The messages that it is called for have begun before.
+        # An `on_dead` may put too. The deliveries of the messages that it is called for have begun
+        # before.
         if any(one._deaths is not None and one._deaths.is_busy for one in self._company):
             return False
         now_us = self._clock.boot_us()
@@ -636,7 +643,7 @@ class Consumer:
     def _is_empty(self) -> bool:
         now_ms = self._clock.now_ms()
         shards = scan.every_shard(self._store, self._register, now_ms)
-        # Read the rows too: a shard with too many deleted rows counts as one with rows.
+        # Read the rows too: a shard with too many deleted rows counts as a shard with rows.
         pages = scan.pages(
             self._store,
             self._register.layout,
@@ -651,7 +658,7 @@ class Consumer:
         return is_purged and self._queue.depth(exact=True).total == 0
 
     def _end_by(self, fault: BaseException) -> None:
-        """End because a thread has ended by an unforeseen error, which threading prints."""
+        """End because of an unforeseen error of a thread, which Python's threading prints."""
         error = ShardqError(f"{self._said} ended by a fault of its own, {shown(fault)}.")
         error.__cause__ = fault
         self._error = self._error or error
@@ -666,7 +673,7 @@ class _Turns:
         self._consumer = consumer
 
     def turn(self) -> float | None:
-        """Step; returns seconds until the next step is needed, None for no more."""
+        """Step; returns seconds until the next step is needed, None if none is needed any more."""
         return self._consumer._turn_by_stepper()
 
     def on_change(self) -> bool:
@@ -679,11 +686,11 @@ class _Turns:
         return self._consumer._engine.awaited()
 
     def take_in(self, noted: Together) -> bool:
-        """Take in the queue's record and heartbeats, read just now; True if a turn is to follow."""
+        """Take in the queue's record and heartbeats, just read; True if a turn must follow."""
         return self._consumer._engine.take_in(noted)
 
     def wake(self) -> None:
-        """Have the next step begin at once, because such rows exist."""
+        """Let the next step begin at once, because rows were found at the awaited place."""
         self._consumer._engine.news.wake()
 
 
@@ -696,14 +703,14 @@ def _traced(
 
     def traced(message: Message) -> object:
         with traces.run(message):
-            # A future's span ends with its work.
+            # The span of a future ends with the future's work.
             return finished(handler(message))
 
     return traced
 
 
 def check_threads(threads: object) -> None:
-    """Raise `BadSetting` if this is no possible number of handler threads."""
+    """Raise `BadSetting` if the value is no possible number of handler threads."""
     if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
         raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
 
@@ -711,18 +718,19 @@ def check_threads(threads: object) -> None:
 def run(*consumers: Consumer, until_empty: bool = False) -> None:
     """Run consumers in this process until SIGTERM, SIGINT, SIGHUP, or until one of them ends.
 
-    They end together. The first signal lets running handlers finish, until each consumer's
-    deadline; a second one ends that wait. Signals are caught only if the main thread calls this.
-    The `stop()` of one consumer ends all, and so does an error that ends one: it is raised once the
-    others have ended.
+    The consumers end together. The first signal lets running handlers finish, until each consumer's
+    deadline; a second signal ends that wait. Signals are caught only if the main thread calls this.
+    The `stop()` of one consumer ends all, and so does an error that ends one; the error is raised
+    once the others have ended.
 
     Args:
-        consumers: One or more that were not started, of different queues or of the same.
+        consumers: One or more consumers that were not started, of different queues or of the same.
         until_empty: True to return also once their queues have no message, near or far. A paused
             queue that has messages must be resumed first.
 
     Raises:
-        UsageError: If there is none, or one was used before or is given twice; none was started.
+        UsageError: If no consumer is given, or one was used before or is given twice; none was
+            started.
         UnknownQueue: If a queue is dropped.
         ClockError: If the clock turns out to be too far off.
     """
@@ -735,7 +743,7 @@ def run_company(
     until_empty: bool,
     on_stop: Callable[[int], object] | None = None,
 ) -> None:
-    """Run as `run` does; call `on_stop` with the number of deliveries that the end waits for."""
+    """Run like `run`; call `on_stop` with how many deliveries the end waits for."""
     _check_company(consumers)
     for one in consumers:
         one._company = consumers if until_empty else ()
@@ -744,8 +752,8 @@ def run_company(
             for one in consumers:
                 one.start()
             while not (caught or any(one._stopping for one in consumers)):
-                # Bounded, because a signal's handler runs only between two waits of the main
-                # thread.
+                # Wait for a bounded time, because a signal's handler runs only between two waits of
+                # the main thread.
                 consumers[0]._ended.wait(_POLL_S)
         finally:
             failures = _end(consumers, caught, on_stop)
@@ -758,7 +766,7 @@ def _end(
     caught: Sequence[int],
     on_stop: Callable[[int], object] | None,
 ) -> list[ShardqError]:
-    """Stop consumers and wait for them; returns the errors that ended them, the first first."""
+    """Stop consumers and wait for them; returns the errors that ended them, earliest first."""
     first_ended = sorted(consumers, key=lambda one: not one._stopping)
     for one in consumers:
         one.stop()
@@ -775,14 +783,14 @@ def _end(
     failures = []
     for one in first_ended:
         if not one._is_begun:
-            # It was not started: `start` has raised the reason.
+            # This consumer was not started: `start` has raised the reason.
             continue
         try:
             one.join()
         except ShardqError as error:
             failures.append(error)
     for failure in failures[1:]:
-        # A store that fails ends all its consumers by the same error.
+        # A store that fails ends all its consumers by the same error: log it once as an error.
         is_same = str(failure) == str(failures[0])
         log.log(
             logging.INFO if is_same else logging.ERROR,
@@ -807,9 +815,9 @@ def _check_company(consumers: Sequence[Consumer]) -> None:
 def _caught_signals() -> Iterator[list[int]]:
     """Catch the signals that ask for an end; yields a list that gets the number of each.
 
-    Their handler does nothing else, because it may interrupt the main thread while that holds a
-    lock. A closed terminal may send several SIGHUPs, so only the first signal may be one. A SIGHUP
-    that `nohup` ignores, or that the user handles, is left alone.
+    The handler of these signals does nothing else, because it may interrupt the main thread while
+    that thread holds a lock. A closed terminal may send several SIGHUPs, so only the first signal
+    may be one. A SIGHUP that `nohup` ignores, or that the user handles, is left alone.
     """
     caught: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Queues, as users call them: put, receive and settle, look, change settings.
+"""Queues, as users call them: they put, receive and settle messages, look, and change settings.
 
 `model/message.py` draws the life of a message.
 """
@@ -69,14 +69,14 @@ WAIT_MS_MAX = 3_600_000
 _PEEK_MAX = 10_000
 
 Several: TypeAlias = Message | str | Iterable[Message | str]
-"""One delivery, given as a message that was received or as its receipt; or several of them."""
+"""One delivery, given as a received message or as its receipt; or several deliveries."""
 
 
 class Queue(Scheduled):
     """A queue. Made by `Connection.queue`; every method may be called from any thread.
 
     Attributes:
-        name: Its name.
+        name: The queue's name.
     """
 
     def __init__(self, home: Home, register: Register, *, stepper: Stepper | None) -> None:
@@ -114,10 +114,10 @@ class Queue(Scheduled):
 
     @property
     def dead(self) -> Queue:
-        """The queue that keeps this one's dead messages: `<name>.dead`, or the one in its settings.
+        """The queue that keeps this queue's dead messages: `<name>.dead`, or as the settings say.
 
-        There `dead.peek()` and `dead.find(id)` show them, `dead.cancel(message)` deletes one, and
-        `dead.purge()` all. This queue's `redrive()` puts them back.
+        `dead.peek()` and `dead.find(id)` show dead messages, `dead.cancel(message)` deletes one,
+        and `dead.purge()` deletes all. This queue's `redrive()` puts them back.
 
         Raises:
             UsageError: If the queue keeps no dead messages.
@@ -575,12 +575,12 @@ class Queue(Scheduled):
         return _each(keys, self._keyed.cancel) | _each(ids, self._cancel_found)
 
     def get(self, key: str) -> Snapshot | None:
-        """The message that has a key, as it is now; None if there is none. Takes nothing.
+        """The message that has a key, as it is now; None if there is none. It is not taken.
 
-        It costs two or three reads, however many messages there are.
+        Costs two or three reads, however many messages there are.
 
         Args:
-            key: Its key; in a queue made with `keyed=True`, its id.
+            key: The message's key; in a queue made with `keyed=True`, its id.
         """
         return self._keyed.get(key)
 
@@ -658,7 +658,7 @@ class Queue(Scheduled):
     # Looking --------------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """The messages that are due first, with those in flight. Takes none.
+        """The messages that are due first, including those in flight. None is taken.
 
         Args:
             limit: The most to return, 1 to 10,000.
@@ -670,7 +670,7 @@ class Queue(Scheduled):
     def find(
         self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
     ) -> Found | None:
-        """A message, where it is now and why it does not run. Takes nothing.
+        """A message, with where it is now and why it does not run. It is not taken.
 
         By a receipt that is not stale this costs two reads, four if the message is due; by a key
         two more. Any other id is looked for at the place that the history has, then from the oldest
@@ -717,7 +717,7 @@ class Queue(Scheduled):
         return self._whereabouts().state_of(message_id, key, near=near)
 
     def depth(self, *, exact: bool = False) -> Depth:
-        """How many messages there are.
+        """How many messages the queue has.
 
         Stored rows are counted: all that are due, and the next 20,000 that wait, on Cassandra those
         of an hour. The totals give the number of the others. Totals are up to 2 s behind; after a
@@ -873,8 +873,8 @@ class Queue(Scheduled):
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.
 
-        A queue made again under its name is another one, with settings, totals and history of its
-        own. For up to 5 s processes that have not reread the settings may put into it; if its
+        A queue made again under its name is a different queue, with settings, totals and history of
+        its own. For up to 5 s processes that have not reread the settings may put into it; if its
         `minute` is another, these messages wait until `check_all` finds them. The rows of the
         dropped queue are deleted once a queue is made again: by `check_all` or, if `minute` is the
         same, as they come due. Its schedules are dropped too. Its dead-letter queue stays;
@@ -883,7 +883,8 @@ class Queue(Scheduled):
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
         self.schedules._home.drop()
-        # Otherwise it would share the lanes of a queue that is made again with the reader of that.
+        # Otherwise the receiver would share the lanes of a queue that is made again with the
+        # receiver of that queue.
         self._receiver.drop()
 
     def redrive(
@@ -918,7 +919,7 @@ class Queue(Scheduled):
                 f"them back: queue.redrive(), not queue.dead.redrive()."
             )
         dead: Queue = self.dead
-        # Others may die into that queue as well.
+        # Messages of other queues may die into that queue as well.
         is_own = self._home.register.has_own_dead
         dead._home.register.know(self._home.register)
         return dead._forward_all(
@@ -928,11 +929,11 @@ class Queue(Scheduled):
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far, and move messages behind a seal to now.
 
-        It deletes purged messages, however far their due, and messages whose end the history
+        The check deletes purged messages, however far their due, and messages whose end the history
         records, and frees keys without messages. It corrects the totals, which may miss counts of
         processes that crashed. While other processes count, it waits for their totals, 3 s at most,
-        and counts again, twice at most.
-        If a node was away for longer than gc_grace, connect with `consistency=all` first.
+        and counts again, twice at most. If a node was away for longer than gc_grace, connect with
+        `consistency=all` first.
 
         Args:
             on_progress: Called with the count of partitions that were visited so far.
@@ -956,7 +957,7 @@ class Queue(Scheduled):
         since: Due | Duration | None,
         until: Due | Duration | None,
     ) -> Iterator[Record]:
-        """The records of an id; without any, those of the message that has it as its key."""
+        """The records of an id; if there are none, those of the message that has it as its key."""
         first = next(records, None)
         if first is not None:
             yield first
@@ -1003,7 +1004,7 @@ class Queue(Scheduled):
         return self._home.target(name)
 
     def _target_of(self, target: QueueHome | None, row: Row) -> QueueHome | None:
-        """The queue that a row goes to; without a target, the queue that it died in."""
+        """The queue that a row moves to; without a target, the queue that its message died in."""
         if row.claim is not None and not self._receipts.is_over(row, margin_ms=0):
             return None
         if target is not None:
@@ -1045,7 +1046,7 @@ class Queue(Scheduled):
 
         count = Forwarder(self._home).run(self._rows(), limit, wanted)
         if names.is_dead_queue(self.name):
-            # Consumers do this for the lanes that they read, and none reads dead letters.
+            # Consumers do this for the lanes that they read, but no consumer reads dead letters.
             forget_empty(self._home.store, register, self._home.clock.now_ms())
         return count
 
@@ -1060,8 +1061,8 @@ class Queue(Scheduled):
         return answers if partial else None
 
     def _put_back(self, message: Message) -> None:
-        """Let a message whose caller has gone be delivered at once; that costs no attempt."""
-        # Without a margin: a claim that is nearly over must not cost an attempt either.
+        """Let a message whose caller has gone be delivered at once, without a used attempt."""
+        # Settle without a margin: a claim that is nearly over must not cost an attempt either.
         self._receipts.settle([message], Outcome(Fate.SNOOZE, 0), margin_ms=0)
 
     def _firer(self, members: Callable[[], Membership | None]) -> Firer:
@@ -1072,12 +1073,12 @@ class Queue(Scheduled):
         self._receiver.store_stats()
 
     def _rows(self) -> Iterator[list[Row]]:
-        """All rows, oldest minute first, in pages."""
+        """All rows of the queue, oldest minute first, in pages."""
         return self._census.pages()
 
 
 def _check_one(*given: object) -> None:
-    """Raise unless exactly one of these is given; the last argument names them for the error."""
+    """Raise unless exactly one value is given; the last argument names them for the error."""
     *some, names_of = given
     if sum(one is not None for one in some) != 1:
         raise UsageError(f"give {names_of}, one of them.")
@@ -1098,10 +1099,10 @@ def _each(named: Iterable[str] | None, command: Callable[[str], Answer]) -> dict
 def received(
     count: int, visibility: Duration, wait: Duration, per_group: int
 ) -> tuple[int, int, int, int]:
-    """The arguments of `receive`, checked, with times in milliseconds.
+    """The arguments of `receive`, checked, and with times in milliseconds.
 
     Raises:
-        BadSetting, BadTime: If one cannot be used.
+        BadSetting, BadTime: If an argument cannot be used.
     """
     if type(count) is not int or not 1 <= count <= RECEIVE_MAX:
         raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(count)}.")
@@ -1114,7 +1115,7 @@ def received(
 
 
 def _each_delivery(given: Several, partial: bool) -> list[Message | str]:
-    """The given deliveries as a list: one or, if `partial`, any number of them."""
+    """The given deliveries as a list: one delivery or, if `partial`, any number."""
     if isinstance(given, Message | str | bytes) or not isinstance(given, Iterable):
         return [given]
     if not partial:
@@ -1128,7 +1129,7 @@ def _check_reason(reason: object) -> None:
 
 
 def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:
-    """True if `where` chooses a message. A coroutine, which Python takes for true, is an error."""
+    """True if `where` chooses a message. A coroutine, which is true in Python, is an error."""
     answer = where(message)
     if left := undone(answer):
         raise BadSetting(f"where returned {left}.")

@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 RUNNING: Final = "running"
 RETRYING: Final = "retrying"
-"""An attempt has failed, and another one follows."""
+"""An attempt has failed, and another attempt follows."""
 DONE: Final = "done"
 FAILED: Final = "failed"
 EXPIRED: Final = "expired"
-"""The job had expired before it was to run."""
+"""The job expired before it could run."""
 CANCELLED: Final = "cancelled"
 """The job was cancelled while it ran, and has stopped."""
 ENDS: Final = frozenset({DONE, FAILED, EXPIRED, CANCELLED})
-"""States that no attempt follows, unless the message is put back."""
+"""States after which no attempt follows, unless the message is put back."""
 _STATES = frozenset({RUNNING, RETRYING}) | ENDS
 
 VALUE_BYTES_MAX = BODY_BYTES_MAX
 KEEP_MS_MAX = 5 * 365 * 86_400_000
-"""The same as for a history: before release 5 Cassandra takes no TTL that ends after 2038."""
+"""The same bound as for a history: before release 5 Cassandra takes no TTL that ends after 2038."""
 _TEXT_CHARS_MAX = 8_000
-"""Characters of an error and of a traceback, as a dead message keeps of them."""
+"""How many characters of an error and of a traceback are kept; a dead message keeps as many."""
 _NOTE_CHARS_MAX = 1_000
 _MILLIONTHS = 1_000_000
 _UNSAID = -1
 _AHEAD_US = 1_000_000
-"""An end is written this far ahead, as deletes are: it beats what its own attempt, or the one
-before it, wrote by another clock."""
+"""How far ahead an end is written, as deletes are: so it beats earlier results that this attempt,
+or the one before, wrote by another clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Result:
 
     Attributes:
         state: `running`, `retrying`, `done`, `failed`, `expired` or `cancelled`.
-        attempt: The attempt's number, from 1; 0 if none was begun.
-        value: The value that it returned, JSON, to 1 MiB; None if it has returned nothing.
-        error: Why it failed, cut after 8,000 characters; empty if it has not failed.
+        attempt: The attempt's number, from 1; 0 if no attempt was begun.
+        value: The value that the attempt returned, JSON, up to 1 MiB; None if it returned nothing.
+        error: Why the attempt failed, cut after 8,000 characters; empty if it has not failed.
         traceback: The error's traceback, its last 8,000 characters.
         progress: Progress, 0 to 1; None if not reported.
         note: The job's note on its progress, cut after 1,000 characters.
-        entered_us: When the message entered its queue, epoch microseconds; two puts under one id
-            differ in it.
+        entered_us: When the message entered its queue, epoch microseconds; distinguishes two puts
+            under one id.
         at_ms: When the result was written, epoch milliseconds; set by a read, ignored by a write.
     """
 
@@ -100,7 +100,7 @@ class Results:
 
     @property
     def patience_ms(self) -> int:
-        """A row missing for this many milliseconds is gone, not being moved; 0 on SQLite."""
+        """For how long a missing row may be on the move; later it is gone. 0 on SQLite."""
         return 2 * self._store.write_timeout_ms
 
     def write(self, message_id: str, result: Result, keep_ms: int) -> None:
@@ -110,7 +110,7 @@ class Results:
     def write_many(self, by_id: Mapping[str, Result], keep_ms: int) -> None:
         """Write the results of messages, in place of earlier ones.
 
-        SQLite: one transaction. Cassandra: a write each, side by side.
+        On SQLite one transaction. On Cassandra one write for each result, side by side.
 
         Args:
             by_id: Message id -> its result.
@@ -119,8 +119,8 @@ class Results:
         Raises:
             BadBody: If a value is larger than 1 MiB; nothing was written.
             BadTime: If `keep_ms` is out of bounds; nothing was written.
-            StoreTimeout: Some may be written; writing again is safe.
-            StoreUnavailable: None is written, or on Cassandra some.
+            StoreTimeout: Some results may be written; writing again is safe.
+            StoreUnavailable: No result is written; on Cassandra some may be.
         """
         for message_id, result in by_id.items():
             if result.value is not None and len(result.value) > VALUE_BYTES_MAX:
@@ -141,7 +141,7 @@ class Results:
         self._store.note(RESULTS, (), notes, keep_ms)
 
     def read(self, message_id: str) -> Result | None:
-        """The result of a message; None if none was written, or it has expired.
+        """The result of a message; None if no result was written, or it has expired.
 
         Raises:
             StoreCorrupt: If shardq never writes such a result.
@@ -149,7 +149,7 @@ class Results:
         return self.read_many([message_id]).get(message_id)
 
     def read_many(self, message_ids: Iterable[str]) -> dict[str, Result]:
-        """Message id -> the result, for messages that have one. A read each, side by side.
+        """Message id -> the result, for messages that have one. One read for each, side by side.
 
         Raises:
             StoreCorrupt: If shardq never writes such a result.
@@ -175,11 +175,12 @@ class Results:
         )
 
     def _written(self, by_id: Mapping[str, Result]) -> dict[str, int]:
-        """Message id -> the time of its note; of two notes the later one stands."""
+        """Message id -> the time of its note; of two notes the one with the later time stands."""
         at_us = birth_us(row_ids.next(self._clock.now_us()))
         if not self._store.is_local:
             return {one: at_us + _AHEAD_US * result.is_end for one, result in by_id.items()}
-        # On SQLite writes follow each other, but the clock may have been set back since the last.
+        # On SQLite writes follow each other, but the clock may have been set back since the last
+        # write.
         keys = [(self._queue, message_id) for message_id in by_id]
         before = self._store.notes(RESULTS, (), keys)
         stood_us = {message_id: note.written for (_, message_id), note in before.items()}

@@ -5,9 +5,9 @@
                  └──► name taken ──► the first put's row, written again where it may be missing
 ```
 
-The five minutes count from the first put, whatever became of its message. On SQLite name and row
-are written by one transaction. On Cassandra the name is written first: a crash may come before the
-row, so a repeat writes the same row again. A deleted row stays deleted.
+The five minutes count from the first put, whatever has happened to its message since. On SQLite
+name and row are written by one transaction. On Cassandra the name is written first: a crash may
+come before the row, so a repeat writes the same row again. A deleted row stays deleted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Place
 
 ONCE_MS: Final = 300_000
-"""How long a name is taken, from the first put under it."""
+"""How long a name is taken, counted from the first put under it."""
 _TRIES = 5
 _Whole = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _FirstPut(msgspec.Struct, frozen=True, array_like=True):
-    """The first put under a name: the place of its row, and what a repeat has in common with it."""
+    """The first put under a name: the place of its row, and a digest by which a repeat is known."""
 
     minute: _Whole
     lane: _Whole
@@ -70,12 +70,12 @@ class Sent:
             rows: Name -> the row.
 
         Returns:
-            Name -> its row, or the row that was put first under the name; and the rows that this
-            call has written.
+            Name -> the given row, or the row that was put first under the name; and the rows that
+            this call has written.
 
         Raises:
-            StoreTimeout: Some may be written; a repeat writes nothing twice.
-            StoreUnavailable: None is written, or other processes keep changing a name.
+            StoreTimeout: Some rows may be written; a repeat writes nothing twice.
+            StoreUnavailable: No row is written, or other processes keep changing a name.
         """
         found: dict[str, Row] = {}
         seen: dict[str, str | None] = dict.fromkeys(rows)
@@ -111,9 +111,9 @@ class Sent:
         return found, (new + self._missing(again)) if again else new
 
     def _missing(self, firsts: Sequence[Row]) -> list[Row]:
-        """Write those rows of first puts that are missing; returns those that had not been written.
+        """Write rows of first puts that are missing; returns those that were never written before.
 
-        A row that was deleted since stays deleted. One that is there has its place in its group,
+        A row that was deleted since stays deleted. A row that exists keeps its place in its group,
         however old it is.
         """
         there = {row.position for row in self._store.find([row.position for row in firsts])}
@@ -125,7 +125,7 @@ class Sent:
         return [row for row in missing if row.position in written]
 
     def _place(self, name: str) -> Place:
-        # The names of a dropped queue of this name are free.
+        # The names of a dropped queue of the same name are free.
         return (self._register.totals_key, bucket_of(name)), (name,)
 
     def _change(self, name: str, row: Row, seen: str | None) -> Change:
@@ -153,7 +153,7 @@ class Sent:
 
 
 def _digest(row: Row) -> bytes:
-    """A digest of what a repeat has to have in common with the first put."""
+    """A digest of the content by which a repeat is recognised: body, group and headers."""
     made = hashlib.blake2b(row.body, digest_size=8)
     made.update(f"\0{row.group}\0{row.headers}".encode())
     return made.digest()

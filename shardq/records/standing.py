@@ -1,4 +1,4 @@
-"""Judges what a name stands for and why a row may not begin, by the rows found. Pure.
+"""Judges what a name stands for and why a row may not begin, by the rows found. No I/O.
 
 ```
  nobody's ────────────────────────────────► FREE
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Is(Enum):
-    """The meanings of a name."""
+    """What a name can stand for."""
 
     FREE = "free"
     """No message."""
     HELD = "held"
-    """No message; the name is held for a while after the last one."""
+    """No message; the name is held for a while after the end of the last message."""
     PENDING = "pending"
     """A message whose row is probably about to be written."""
     WAITING = "waiting"
@@ -61,10 +61,10 @@ class View(NamedTuple):
 
     Attributes:
         now_us: The corrected clock.
-        purged_before_us: Messages that entered the queue before that count as absent.
-        former_until_us: Messages that entered before that are of a dropped queue of this name.
+        purged_before_us: Messages that entered the queue before this time count as absent.
+        former_until_us: Messages that entered before this time are of a dropped queue of this name.
         dead_purged_before_us: Like `purged_before_us`, for the dead-letter queue.
-        patience_ms: A row still missing after this time is never written; 0: at once.
+        patience_ms: A row still missing after this time is never written; 0 on SQLite.
         watched_ms: How long the caller has seen that the row is missing.
     """
 
@@ -78,7 +78,8 @@ class View(NamedTuple):
     def is_over(self, place: Position) -> bool:
         """True if nobody can still be about to write the row at a place.
 
-        The birth decides, or the time watched, because the clock of the id's maker may be ahead.
+        The age of the row id decides or, as the clock of the id's maker may be ahead, the time that
+        the caller has watched.
         """
         age_us = self.now_us - ids.birth_us(place.id)
         return max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000 or (
@@ -86,7 +87,7 @@ class View(NamedTuple):
         )
 
     def is_half_over(self, place: Position) -> bool:
-        """True if the row may have been written so late that others counted it as missing."""
+        """True if the row may be written so late that other callers took it for missing."""
         return self._replace(patience_ms=self.patience_ms // 2).is_over(place)
 
 
@@ -95,9 +96,10 @@ class Standing(NamedTuple):
 
     Attributes:
         key: The key's row.
-        row: The message's row; None if there is none.
+        row: The message's row; None without a row.
         state: What the name stands for.
-        behind: The standing of the message that this message follows; None if it follows none.
+        behind: The standing of the message that this message follows; None if it follows no
+            message.
     """
 
     key: KeyRow
@@ -107,7 +109,7 @@ class Standing(NamedTuple):
 
     @property
     def running(self) -> KeyRow | None:
-        """The key's row of the running message, followed or not; None if none runs."""
+        """The key's row of the running message, followed or not; None if no message runs."""
         if self.state is Is.RUNNING:
             return self.key
         return None if self.behind is None else self.behind.running
@@ -117,7 +119,8 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
     """Judge what a name stands for.
 
     Args:
-        key: The key's row; if no row was found, read after that.
+        key: The key's row. If no row of its message was found, the key's row must be read after
+            that.
         found: The rows found at the key's `places` and `places_before`.
         view: The times by which to judge.
     """
@@ -126,7 +129,7 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
         return standing
     behind = judge(key.behind, found, view)
     if standing.state is Is.ENDED and key.at is None and key.before is None:
-        # The put of the message that was to follow has crashed before its row was written.
+        # The put of the following message crashed before its row was written.
         return behind
     return standing._replace(behind=behind)
 
@@ -144,7 +147,7 @@ def _judge(key: KeyRow, found: Found, view: View) -> Standing:
     if entered_us < view.former_until_us:
         state = Is.ENDED
     elif key.at is not None and is_dead(key.at):
-        # A row outside the dead-letter queue is a copy that the burial has left.
+        # A row outside the dead-letter queue is a copy, which the burial has left.
         is_there = row is not None and is_dead(row.position)
         is_there = is_there and row.entered_us >= view.dead_purged_before_us  # type: ignore[union-attr]
         state = Is.DEAD if is_there else Is.ENDED
@@ -153,7 +156,7 @@ def _judge(key: KeyRow, found: Found, view: View) -> Standing:
     elif row is not None:
         state = _doing(key, row, view)
     elif key.does is Does.BEGUN or key.at is not None:
-        # Its row existed, and is gone.
+        # The message's row existed, and is gone.
         state = Is.ENDED
     else:
         row = _last(key.places_before, found)
@@ -165,13 +168,14 @@ def _judge(key: KeyRow, found: Found, view: View) -> Standing:
 
 
 def _doing(key: KeyRow, row: Row, view: View) -> Is:
-    # A row of a group stays at its place: a retry or a snooze has edited it since it began.
+    # A row of a group stays at its place: a retry or a snooze has edited the row since its delivery
+    # began.
     is_again = row.serial > key.serial and row.claim is None and row.not_before_ms is not None
     has_begun = key.does is Does.BEGUN and row.position == key.place and not is_again
     is_claimed = row.claim is not None and row.ready_ms * 1_000 > view.now_us
     if has_begun or is_claimed:
         return Is.RUNNING
-    # A message cancelled while it ran only waits to be dropped.
+    # A message that was cancelled while it ran only waits to be dropped.
     return Is.ENDED if key.is_doomed else Is.WAITING
 
 
@@ -181,24 +185,24 @@ def _last(places: Collection[Position], found: Found) -> Row | None:
 
 
 class StartRefusal(Enum):
-    """Why a row may not begin, and what to do with it."""
+    """Why a row may not begin, and what to do with the row."""
 
     OVER = "over"
-    """Its name is nobody's or another message's: drop it as cancelled."""
+    """The row's name is nobody's or another message's: drop the row as cancelled."""
     CANCELLED = "cancelled"
-    """The message was cancelled while it ran, or another follows it: drop the row, and free the
-    name."""
+    """The message was cancelled while it ran, or another message follows it: drop the row, and free
+    the name."""
     COPY = "copy"
-    """A command by key has replaced it: delete it; its message has another row."""
+    """A command by key has replaced the row: delete it, as its message has another row."""
     LATER = "later"
-    """A command by key is about to replace it: reread it in a while."""
+    """A command by key is about to replace the row: reread it in a while."""
     REPLACED = "replaced"
-    """A copy, if the key's row is unchanged since the read. Else a command that has not found the
-    replacing row may be about to use this one."""
+    """The row is a copy if the key's row is unchanged since the read. If it has changed, a command
+    that has not found the replacing row may be about to use this row."""
     STRANDED = "stranded"
-    """A command by key was to replace it and crashed: place it anew."""
+    """A command by key was to replace the row and crashed: place the row anew."""
     BEHIND = "behind"
-    """It follows a message that runs: postpone it."""
+    """The row's message follows a message that runs: postpone it."""
     AGAIN = "again"
     """The row may begin by now."""
 
@@ -217,11 +221,12 @@ def refusal_of(row: Row, standing: Standing, view: View) -> StartRefusal:
     if generation == key.generation:
         if key.is_doomed:
             return StartRefusal.CANCELLED
-        # Without a standing of the followed message, it may run: others keep changing the key.
+        # Without a standing of the followed message, assume that it runs: others keep changing the
+        # key.
         is_alone = key.behind is None or (behind is not None and behind.running is None)
         return StartRefusal.AGAIN if is_alone else StartRefusal.BEHIND
     if generation > key.generation:
-        # The key is written before the row: a replica is behind, or was restored from a copy.
+        # The key is written before the row: so a replica lags, or was restored from a copy.
         return StartRefusal.LATER
     return _of_older(generation, standing, view)
 
@@ -239,7 +244,7 @@ def _of_older(generation: int, standing: Standing, view: View) -> StartRefusal:
 
 
 def _of_another(row: Row, standing: Standing, view: View) -> StartRefusal:
-    """Judge a refused row whose name another message has, which may follow the row's message."""
+    """Judge a refused row whose name another message has; that may follow the row's message."""
     behind, place = standing.key.behind, standing.key.place
     if behind is None or place is None or not behind.is_of(row):
         return StartRefusal.OVER

@@ -1,6 +1,6 @@
 """Counts of a stretch of time: totals and a histogram of lateness.
 
-One process writes one row; `observer.py` makes sums and rates of the rows.
+Each process writes its own rows; `observer.py` turns the rows into sums and rates.
 """
 
 from __future__ import annotations
@@ -33,34 +33,38 @@ _CLOSE_AFTER_US = 4_000_000
 _LATE_US = 5_000_000
 """A process that stores nothing for this long counts as crashed."""
 _REST_US = 300_000_000
-"""A row gets no more counts after this rest: half of the age at which rows are folded."""
+"""A row that got no counts for this long gets no more: it is half of the age at which rows are
+folded."""
 _SET_US = 2_000_000
 _FIRST_S = 0.05
-"""Pause before the first store: a process that puts one message and ends stores totals once."""
+"""Pause before the first store, so that a process that puts one message and ends stores totals
+once."""
 _MINUTE_MS = 60_000
 RECENT_MINUTES = 5
 NEAR_MS = 300_000
-"""Rows due within this time are not noted as far: `depth` always counts at least so far ahead."""
+"""Rows due within this time do not raise `farthest_ms`: `depth` always counts at least so far
+ahead."""
 _SUB = 8
-"""Buckets for each doubling: a quantile is right to within 9 %."""
+"""Buckets for each doubling: a quantile is exact to within 9 %."""
 _MENDED_MIN = -(1 << 52)
 _BUCKETS_MAX = 64 * _SUB
-"""Buckets that values of 64 bits can fall into."""
+"""The number of buckets into which values of 64 bits can fall."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Bucket = Annotated[int, msgspec.Meta(ge=0, lt=_BUCKETS_MAX)]
 
 
 class Lateness(msgspec.Struct, array_like=True):
-    """A histogram of milliseconds between due and handed out, in buckets that grow by 9 %.
+    """A histogram of milliseconds from due to hand-out, in buckets that grow by 9 %.
 
-    The bucket of 0.1 ms counts everything below it.
+    The first bucket, of 0.1 ms, also counts all shorter times.
     """
 
     buckets: dict[Bucket, Count] = {}
 
     def add(self, late_us: int) -> None:
         """Count one delivery."""
-        # bit_length gives the doubling, and the three bits below it the eighth of that.
+        # bit_length gives the doubling, and the three bits below the highest one give the eighth
+        # within it.
         value = max(100, late_us)
         shift = value.bit_length() - 4
         bucket = shift * _SUB + (value >> shift) - _SUB
@@ -74,11 +78,11 @@ class Lateness(msgspec.Struct, array_like=True):
 
     @property
     def count(self) -> int:
-        """Deliveries counted."""
+        """How many deliveries were counted."""
         return sum(self.buckets.values())
 
     def quantile(self, fraction: float) -> float | None:
-        """Milliseconds by which this fraction of the deliveries was late at most; None without any.
+        """Milliseconds by which a fraction of deliveries was late at most; None without deliveries.
 
         Args:
             fraction: 0 to 1; 0.5 is the median.
@@ -106,7 +110,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
         acked: Messages finished.
         retried: Deliveries that failed and were placed again.
         snoozed: Deliveries that were postponed without an attempt.
-        parked: Deliveries that outlived `hold` or a shutdown.
+        parked: Deliveries that ran longer than `hold`, or on through a shutdown.
         buried: Messages moved to the dead-letter queue, or gone where there is none.
         forwarded: Messages moved to another queue; in a dead-letter queue also those put back.
         cancelled: Messages cancelled by receipt.
@@ -115,7 +119,8 @@ class Totals(msgspec.Struct, omit_defaults=True):
         dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
         replaced: Messages that were moved, edited or put anew by their key.
-        mended: Messages that full counts have found beyond the other counts; below 0: fewer.
+        mended: Messages that full counts have found beyond the other counts; below 0 if they found
+            fewer.
         farthest_ms: An upper bound of all dues ever placed, epoch milliseconds.
         lateness: Lateness of the deliveries.
     """
@@ -139,31 +144,31 @@ class Totals(msgspec.Struct, omit_defaults=True):
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
     def __post_init__(self) -> None:
-        # Also of what is read: no process counts below 0.
+        # Checked of stored forms too: no process counts below 0.
         least = min(getattr(self, name) for name in _COUNTS if name != "mended")
         if min(least, self.farthest_ms, self.mended - _MENDED_MIN) < 0:
             raise ValueError("a count is below 0")
 
     def merge(self, other: Totals) -> None:
-        """Add another's counts, and its lateness."""
+        """Add the counts and the lateness of other totals."""
         self.count(other)
         self.lateness.merge(other.lateness)
 
     def count(self, other: Totals) -> None:
-        """Add another's counts, without its lateness."""
+        """Add the counts of other totals, without their lateness."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.farthest_ms = max(self.farthest_ms, other.farthest_ms)
 
     @property
     def gone(self) -> int:
-        """Messages that have left the queue."""
+        """How many messages have left the queue."""
         ended = self.acked + self.buried + self.forwarded
         return ended + self.cancelled + self.expired + self.purged
 
     @property
     def present(self) -> int:
-        """Messages in the queue; below 0 while puts are counted later than the ends."""
+        """How many messages are in the queue; below 0 while ends are counted earlier than puts."""
         return self.put - self.gone + self.mended
 
     def to_json(self) -> str:
@@ -176,8 +181,8 @@ class Totals(msgspec.Struct, omit_defaults=True):
 
         Args:
             text: The stored form.
-            queue: The queue's name, for an error.
-            key: The row's minute and member, likewise; None if not known.
+            queue: The queue's name, for the text of an error.
+            key: The row's minute and member, for the text of an error; None if not known.
 
         Raises:
             StoreCorrupt: If shardq never writes such a form.
@@ -202,10 +207,10 @@ class StatsRow(Totals):
         minute: The minute with which the stretch begins, by the row's key.
         member: The process, and the number of its row, by the row's key.
         recent: Minute since the epoch -> lateness of deliveries in it; the last 5.
-        recent_put: Minute since the epoch -> messages put in it, to within 2 s; likewise.
+        recent_put: Minute since the epoch -> messages put in it, to within 2 s; the last 5.
         at_ms: When the row was stored, epoch milliseconds.
-        open: 1 if the process was counting then, and meant to store the row again.
-        late_ms: When the row was last stored too late, epoch milliseconds; 0: never.
+        open: 1 if the process was counting when it stored the row, and meant to store it again.
+        late_ms: When the row was last stored too late, epoch milliseconds; 0 if never.
     """
 
     minute: Count = 0
@@ -229,7 +234,7 @@ class StatsRow(Totals):
 
     @property
     def digest(self) -> str:
-        """Eight characters that distinguish the row in its queue: 10^14 are possible."""
+        """Eight characters that tell the row from others of its queue: 10^14 are possible."""
         key = f"{self.minute}/{self.member}".encode()
         return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
 
@@ -240,7 +245,7 @@ _COUNTS = tuple(
 
 
 class StatsLog:
-    """Adds up one process's totals of a queue and stores them in time.
+    """Adds up one process's totals of a queue, and stores them every few seconds.
 
     ```
      count ─► store, open ─► count ─► store, open ─► at rest ─► store, closed
@@ -252,20 +257,20 @@ class StatsLog:
     another, because a full count may have found the missing messages by then.
 
     A row covers an hour at most. After its hour, after 5 minutes of rest, or once the clock was
-    set, a closed row gets no more counts, because it may be folded by then.
+    set, a closed row gets no more counts, because other processes may have folded it.
 
     Args:
         key: Returns the name under which the queue's totals are stored, which changes when the
-            queue is dropped and made anew; None: the queue's own name.
-        keeper: Calls `keep` in time while something is counted. None: the owner calls it.
-        is_timed: True if `keep` is called in time. Else no row is ever open, and totals are due
-            every 5 s.
-        meter: Counts lateness for this process as well; None: no meter does.
+            queue is dropped and made anew; None for the queue's own name.
+        keeper: Calls `keep` when it is due, while counts arrive; None if the owner calls `keep`.
+        is_timed: True if `keep` is called when it is due. If not, no row is ever open, and totals
+            are due every 5 s.
+        meter: Also counts this process's lateness; None without a meter.
 
     Attributes:
         totals: The row under way, without the lateness of the last minute; count through `add`.
-        on_hour: Called by the thread that stores when a row has ended with its hour; it must only
-            schedule work.
+        on_hour: Called by the storing thread when a row has ended with its hour; the function must
+            only schedule work.
     """
 
     def __init__(
@@ -298,9 +303,10 @@ class StatsLog:
         self._changed = False
         """True if the store lacks counts of the row under way."""
         self._first_us = self._stored_us = self._since_boot_us = 0
-        """When the first of these were added, when a row was stored, and how the clock was set."""
+        """When the first counts that the store lacks were added; when a row was last stored; and
+        how the clock was set then."""
         self._ended: StatsRow | None = None
-        """The row before, until it is stored."""
+        """The last row, until it is stored; None once it is."""
         self._rows = 0
         self._begin_queue(self._key())
 
@@ -320,23 +326,23 @@ class StatsLog:
             self._keeper.within(max(self._seconds_left() or 0, _FIRST_S), self.keep, self._about)
 
     def note_farthest(self, due_ms: int) -> None:
-        """Raise the bound of the dues to that of a row, if it is lower.
+        """Raise the bound of all dues to the due of a row, if the bound is lower.
 
         Args:
             due_ms: The row's due, epoch milliseconds.
         """
         if due_ms > self.totals.farthest_ms:
-            # Raised by more than needed, or each of many timers in order would raise it.
+            # Raise it by more than needed, or each of many timers put in order would raise it.
             self.add(farthest_ms=due_ms + NEAR_MS)
 
     @property
     def has_rows(self) -> bool:
-        """True if this process has stored anything."""
+        """True if this process has stored any row."""
         return self.totals.at_ms > 0 or self._rows > 1
 
     @property
     def lateness(self) -> Lateness:
-        """The histogram of this minute, to which one thread adds the next deliveries."""
+        """The histogram of this minute. One thread adds deliveries to it."""
         minute = self._clock.now_ms() // _MINUTE_MS
         if minute != self._late_minute:
             with self._lock:
@@ -356,14 +362,14 @@ class StatsLog:
     # Storing --------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """True if the owner must call `keep`: never, if a keeper does."""
+        """True if the owner must call `keep`; never True if a keeper calls it."""
         return self._keeper is None and self._seconds_left() == 0
 
     def keep(self) -> float | None:
         """Store the totals if they are due.
 
         Returns:
-            Seconds until totals are due again; None while nothing is counted.
+            Seconds until totals are due again; None while no counts arrive.
 
         Raises:
             StoreUnavailable, StoreTimeout: The totals are still due.
@@ -376,7 +382,7 @@ class StatsLog:
         """Store the totals if they have changed; when this returns, the store has them.
 
         Raises:
-            StoreUnavailable, StoreTimeout: They are stored with the next counts.
+            StoreUnavailable, StoreTimeout: The totals are stored with the next counts.
         """
         self._write(is_last=False)
 
@@ -384,12 +390,12 @@ class StatsLog:
         """Store the totals as complete. Idempotent.
 
         Raises:
-            StoreUnavailable, StoreTimeout: They are stored with the next counts.
+            StoreUnavailable, StoreTimeout: The totals are stored with the next counts.
         """
         self._write(is_last=True)
 
     def _write(self, *, is_last: bool) -> None:
-        # One at a time, or the older text may be written last.
+        # Write one row at a time, or the older text may be written last.
         locks.refuse_to_wait(self._storing)
         with self._storing:
             with self._lock:
@@ -411,7 +417,7 @@ class StatsLog:
                         was_changed, row.open, self._first_us = before
                         self._changed = self._changed or was_changed
                         if self._keeper is not None:
-                            # A keeper backs off by itself, and so does an engine.
+                            # Keep the time of the last store: a keeper backs off by itself.
                             self._stored_us = stored_us
                 raise
 
@@ -419,12 +425,12 @@ class StatsLog:
         self._store.note(STATS, (key,), {(row.minute, row.member): row.to_json()})
 
     def _row_to_write(self, *, is_last: bool) -> StatsRow | None:
-        """The row under way, if the store lacks counts of it; a row that is over is `_ended`."""
+        """The row under way, if the store lacks its counts; a row that is over becomes `_ended`."""
         row = self.totals
         if not self._changed and not (is_last and row.open):
             return None
         boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-        # A closed keeper calls `keep` no more.
+        # A closed keeper does not call `keep` any more.
         is_timed = self._is_timed and not (self._keeper and self._keeper.is_closed)
         is_late = self._changed and boot_us - self._first_us > _LATE_US
         if is_timed and (is_late or (row.open and self._was_set())):
@@ -447,7 +453,7 @@ class StatsLog:
         minute = row.at_ms // _MINUTE_MS
         self._turn(minute)
         self._note_puts(minute)
-        # A copy is atomic; another thread may add to the histogram meanwhile.
+        # Copy the histogram, which is atomic, as another thread may add to it meanwhile.
         running = Lateness(dict(self._late.buckets))
         lateness = Lateness(dict(row.lateness.buckets))
         lateness.merge(running)
@@ -466,7 +472,7 @@ class StatsLog:
 
     def _begin_row(self, farthest_ms: int) -> None:
         """Begin a new row, with counts of zero; the caller has the lock."""
-        # No two rows of a process share a name, whatever the clock is set to.
+        # No two rows of a process may share a name, whatever the clock is set to.
         name = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1
         self.totals = StatsRow(farthest_ms=farthest_ms, minute=self._hour(), member=name)
@@ -474,12 +480,12 @@ class StatsLog:
         self._late, self._late_minute = Lateness(), self._clock.now_ms() // _MINUTE_MS
 
     def _end_row(self) -> None:
-        """Begin another row, and have this one stored before it; the caller has the lock."""
+        """Begin a new row, and let this one be stored before it; the caller has the lock."""
         self._ended = self._made(self.totals)
         self._begin_row(self.totals.farthest_ms)
 
     def _is_over(self) -> bool:
-        """True if a stored row may be folded soon, so that it gets no more counts."""
+        """True if the stored row may be folded soon, and so gets no more counts."""
         row = self.totals
         if not row.at_ms:
             return False
@@ -488,7 +494,7 @@ class StatsLog:
         return not row.open and (self._hour() != row.minute or self._was_set())
 
     def _leave_row(self) -> None:
-        """Begin another row after one that is over; the caller has the lock."""
+        """Begin a new row after a row that is over; the caller has the lock."""
         row = self.totals
         if row.open and self._ended is None:
             # This process, or its keeper, was stopped for minutes.
@@ -498,7 +504,7 @@ class StatsLog:
             self._begin_row(row.farthest_ms)
 
     def _was_set(self) -> bool:
-        """True if the clock was set since the row was stored."""
+        """True if the clock was set since the row was last stored."""
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         return abs(since_boot_us - self._since_boot_us) > _SET_US
 
@@ -510,7 +516,8 @@ class StatsLog:
         """
         added = self._added
         if self._is_adding:
-            # Called by a signal's handler: the interrupted call moves these counts too.
+            # A signal's handler calls this: the call that it has interrupted moves these counts
+            # too.
             return False
         self._is_adding = True
         try:
@@ -555,7 +562,7 @@ class StatsLog:
         }
 
     def _note_puts(self, minute: int) -> None:
-        """Count the puts since the last text for this minute, so that puts read no clock."""
+        """Count the puts since the last store for this minute, so that no put reads the clock."""
         row = self.totals
         put, self._put_before = row.put - self._put_before, row.put
         if put:
@@ -567,7 +574,7 @@ class StatsLog:
         }
 
     def _seconds_left(self) -> float | None:
-        """Seconds until totals are due; 0: now; None: nothing is to be stored."""
+        """Seconds until totals are due; 0 if they are due now; None if nothing must be stored."""
         if self._changed and self._is_timed and not self.totals.open:
             return 0
         if self._changed:
@@ -585,7 +592,7 @@ class StatsLog:
         return self._layout.hour_of(self._clock.now_ms())
 
     def _begin_child(self) -> None:
-        """Count for the child alone: a row has one writer."""
+        """Count for the child alone, because each row has one writer."""
         self._added.clear()
         self._is_adding = False
         self._member, self._rows = name_in_child(self._member), 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Noted(Protocol):
-    """A store that answers for notes: the store itself, or what was read of it together."""
+    """A source of notes: the store itself, or notes that were read from it together."""
 
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
