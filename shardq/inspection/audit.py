@@ -479,7 +479,7 @@ def names_of(
     Args:
         kind: The way in which the message does not fit; None if it fits.
         is_put: True if its put is recorded.
-        fate: Its end in the ledger; None if none is recorded.
+        fate: Its end in the ledger; None if no end is recorded.
         is_purged: True if a purge has reached it. A row is deleted when it comes due.
         is_claim: True if its row is a claim.
     """

@@ -112,7 +112,7 @@ def forecast_ms(horizon: Duration) -> int:
     """The horizon of a forecast, milliseconds.
 
     Raises:
-        BadTime: If it is more than a day, or no duration.
+        BadTime: If the horizon is more than a day, or no duration.
     """
     horizon_ms = duration_ms(horizon, name="horizon")
     if horizon_ms > _FORECAST_MS_MAX:

@@ -399,7 +399,7 @@ def may_be_doomed(register: Register, stored: Stored) -> bool:
 
     Args:
         register: The queue's record.
-        stored: Its totals.
+        stored: The queue's totals.
     """
     purged_ms = register.settings.purged_before_us // 1_000
     # A dead message was due when it entered.

@@ -57,7 +57,7 @@ class WantedMessage:
         id: Its id; None if only a receipt without an id is known.
         entry: The id of its first row in the queue, if it is known.
         receipt: Its receipt, which names a place where it was.
-        key: Its key, if it has one, or may have.
+        key: The key that the message has, or may have; None without one.
         entered_ms: When it entered the queue, if only that message will do.
         due_ms: The due of its put, if it is known.
     """

@@ -31,7 +31,7 @@ _FAR_ABOVE = 5
 _HOT_MIN = 60
 """Without a known rate no minute is hot with so few messages, one a second."""
 _MINUTES_MAX = 7 * 1_440
-"""So many minutes are computed one by one; later minutes count at the mean rate."""
+"""The number of minutes computed one by one. Later minutes count at the mean rate."""
 _CLEARS_MS_MAX = 30 * 86_400_000
 
 

@@ -675,7 +675,7 @@ def body_bytes(value: object) -> bytes:
     """A body in its stored form: bytes unchanged, text as UTF-8.
 
     Raises:
-        BadBody: If it is neither bytes nor text, has half a surrogate pair, or is over 1 MiB.
+        BadBody: If the body is neither bytes nor text, has half a surrogate pair, or is over 1 MiB.
     """
     if type(value) is bytes and len(value) <= BODY_BYTES_MAX:
         return value
@@ -796,7 +796,7 @@ def end_of_use_ms(row: Row, retention_ms: int) -> int | None:
     """The time from which a message is too old to be delivered, epoch milliseconds; None: never.
 
     Args:
-        row: Its row.
+        row: The message's row.
         retention_ms: The time for which its queue keeps a message, from the later of its entry and
             its first due; 0: for ever.
     """

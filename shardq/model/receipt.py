@@ -118,7 +118,7 @@ class Signer:
         """The content of a token.
 
         Raises:
-            BadReceipt: If it is no receipt, is damaged, or was signed for another queue.
+            BadReceipt: If the token is no receipt, is damaged, or was signed for another queue.
         """
         if not isinstance(token, str):
             raise BadReceipt(

@@ -501,8 +501,8 @@ class QueueOptions(TypedDict, total=False):
             totals, so that several processes may exceed it by what they put in 3 s; off unless
             given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
-        keyed: Whether each message has a key: its id, unless it is put with another; False unless
-            given.
+        keyed: True to give each message a key: its id, unless it is put with another key; False
+            unless given.
     """
 
     minute: Duration

@@ -69,7 +69,7 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
         Milliseconds, 0 to `DELAY_MAX_MS`, rounded up.
 
     Raises:
-        BadTime: If it is negative, endless or unreadable.
+        BadTime: If the duration is negative, endless or unreadable.
 
     >>> duration_ms("1h30m"), duration_ms("1 hour 30 minutes")
     (5400000, 5400000)
@@ -96,13 +96,13 @@ def due_ms(value: Due, *, name: str = "due") -> int:
         value: An aware datetime, or an ISO 8601 or RFC 3339 string with a zone
             (`2027-01-01T09:00:00+01:00`, `2027-01-01 08:00:00z`). A leap second (`23:59:60Z`) is
             read as the start of the next second, `24:00:00` as the next day's midnight.
-        name: What the time is, for the error's text.
+        name: The name of the time, for the error's text.
 
     Returns:
         Epoch milliseconds, UTC. Times in the past are allowed: such a message is due now.
 
     Raises:
-        BadTime: If it has no zone, lies before 1970 or cannot be read.
+        BadTime: If the time has no zone, lies before 1970 or cannot be read.
 
     >>> due_ms("1970-01-01T00:01:30Z")
     90000
@@ -134,11 +134,11 @@ def asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
 
     Args:
         now_ms: Epoch milliseconds.
-        due: As `due_ms` takes it.
-        delay: As `duration_ms` takes it.
+        due: The due, as `due_ms` takes it.
+        delay: The delay, as `duration_ms` takes it.
 
     Raises:
-        BadTime: If both are given, one cannot be read, or it is more than 100 years away.
+        BadTime: If both are given, one cannot be read, or the due is more than 100 years away.
 
     >>> asked_ms(1_000, None, "90s")
     91000
@@ -251,7 +251,7 @@ def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
     Args:
         value: A time as `due_ms` takes it, or a duration as `duration_ms` takes it.
         now_ms: The time from which a duration counts back, epoch milliseconds.
-        name: What the time is, for the error's text.
+        name: The name of the time, for the error's text.
 
     Raises:
         BadTime: If the value is neither.

@@ -23,7 +23,7 @@ def split(url: object) -> SplitResult:
     """The parts of a url.
 
     Raises:
-        BadUrl: If it is not printable text, or not a url.
+        BadUrl: If the url is not printable text, or cannot be split.
     """
     if not isinstance(url, str):
         raise BadUrl(f"a store url is text such as sqlite:///jobs.db, not {type(url).__name__}.")

@@ -134,7 +134,7 @@ class MemoryConnection(Connection):
     def end_receiving(self) -> None:
         """Release messages read for the next call of `receive`: no thread does so here."""
         for queue in list(self._queues.values()):
-            # The receiver's close does it, because that is where no thread may run.
+            # Where no thread may run, the receiver is closed to release its messages.
             queue._receiver.close()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:

@@ -219,7 +219,7 @@ class Sandbox:
     # Time -----------------------------------------------------------------------------------------
 
     def travel(self, duration: Duration | None = None, *, until: Due | None = None) -> int:
-        """Let time pass, and run what is due on the way, each at its time.
+        """Let time pass, and run each job that comes due on the way, at its time.
 
         Args:
             duration: How long, as `30 days`, `90s`, `1h30m` or a timedelta.

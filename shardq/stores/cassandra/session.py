@@ -429,7 +429,7 @@ class Session:
             `StoreUnavailable` if it was not sent.
 
         Raises:
-            StoreRefused: If one is refused for good.
+            StoreRefused: If a statement is refused for good.
         """
         session = self.connect()
         self.count("lwt", len(statements))
@@ -475,7 +475,7 @@ class Session:
         """The node whose endpoint, as text, is `node`.
 
         Raises:
-            StoreUnavailable: If it is down or gone.
+            StoreUnavailable: If the node is down or gone.
         """
         for host in self.live_hosts():
             if str(host.endpoint) == node:

@@ -31,7 +31,7 @@ def read_url(url: str) -> tuple[Path | None, dict[str, Any]]:
     """The file that a url names, None for memory, and the options of `SqliteStore`.
 
     Raises:
-        BadUrl: If it names no file, or an option is unknown or unreadable.
+        BadUrl: If the url names no file, or an option is unknown or unreadable.
     """
     parts = split(url)
     if parts.scheme != "sqlite" or not url.startswith("sqlite://"):

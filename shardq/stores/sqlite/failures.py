@@ -162,7 +162,7 @@ _FULL = "the disk", "is full", "make room"
 _LIMITED = "the limit on the size of files", "is reached", "raise it (ulimit -f)"
 _MOUNTED = "the file system", "is mounted for reading only", "mount it for writing"
 _ROOM_BYTES = 1 << 16
-"""Room on the disk below which it counts as full: a new log's index takes half of it."""
+"""A disk with less room than this counts as full: a new log's index takes half as much."""
 _READING = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_CANTOPEN: StoreUnavailable,

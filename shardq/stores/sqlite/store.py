@@ -217,7 +217,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
                 (memory), with the options `?synchronous=full|normal&busy=10s&mode=ro`.
 
         Raises:
-            BadUrl: If it names no file, or an option is unknown or unreadable.
+            BadUrl: If the url names no file, or an option is unknown or unreadable.
         """
         path, options = read_url(url)
         return cls(path, **options)
@@ -542,7 +542,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
     # Time and news -------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """The one clock: the operating system's."""
+        """The operating system's clock, as that of the only node."""
         return {NODE: self._machine_us}
 
     def changed(self) -> int | None:
@@ -551,7 +551,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     @property
     def shown(self) -> str:
-        """The url without its options."""
+        """The store's url, without its options."""
         return self._database.shown
 
     def _write(self, statement: str, values: Sequence[Any]) -> None:

@@ -41,14 +41,14 @@ _TRIED_EVERY = 16
 _LINGER_S = 0.001
 """A kept turn ends after this long without a write."""
 _LOOK_S = 0.000_03
-"""Pause of the next process between two looks at the turn's lock. It is the only process that
-looks. To wait in a thread takes 0.4 ms more on a busy machine, as long as three writes."""
+"""The pause of the next process between two looks at the turn's lock. No other process looks. A
+wait in a thread would take 0.4 ms more on a busy machine, as long as three writes."""
 _REST_S = 10.0
 """A watcher ends after this long without a turn to watch."""
 _NEXT_AT = 1 << 62
 """The byte of the log that the next process locks: no log is so long."""
 _FLOCK = struct.Struct("hhqqi")
-"""C's struct on 64 bits: the kind, from where, the first byte, how many, a process."""
+"""C's `struct flock` on 64 bits: kind, origin, first byte, number of bytes, process."""
 _LOCK_NEXT = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
 _UNLOCK_NEXT = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _NEXT_AT, 1, 0)
 _HAS_NEXT = hasattr(fcntl, "F_OFD_SETLKW") and struct.calcsize("P") == struct.calcsize("q")
