@@ -23,11 +23,11 @@ async def main():
 asyncio.run(main())
 ```
 
-Its classes have the methods of `shardq.Connection`, `shardq.Queue`, `shardq.Schedule` and of
-`shardq.tasks`, as coroutines: the same arguments, results and errors. They run in threads: each
-connection or app has 8, unless it is given another number. Long calls, `put_many` or `check_all`
-for example, run in 4 others; `receive` needs none. A function that is an argument, the `where` of a
-`redrive` for example, is called in the thread of its call.
+The classes of this package have the methods of `shardq.Connection`, `shardq.Queue`,
+`shardq.Schedule` and of `shardq.tasks`, as coroutines: the same arguments, results and errors.
+Calls run in threads: each connection or app has 8, unless another number is given. Long calls,
+`put_many` or `check_all` for example, run in 4 other threads; `receive` needs no thread. A function
+that is an argument, the `where` of a `redrive` for example, is called in the thread of its call.
 
 A cancelled call returns at once, and may still take effect: a cancelled put may be stored. A
 cancelled `receive` releases the messages that it has taken, which costs them no attempt.

@@ -36,7 +36,8 @@ def connect(
     Args:
         store: A url as `shardq.connect` takes it, or a connection of `shardq.connect`, which stays
             open; None: the environment variable `SHARDQ_STORE`.
-        threads: How many threads run calls, 1 to 1,000. Half as many others run long calls.
+        threads: How many threads run calls, 1 to 1,000. Long calls run in half as many further
+            threads.
         clock: For tests, as for `shardq.connect`.
         traces: As for `shardq.connect`; a connection of `shardq.connect` has its own.
 
@@ -45,7 +46,7 @@ def connect(
 
     Raises:
         BadSetting: If `threads` is out of bounds.
-        BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when it is opened.
+        BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when the connection is opened.
     """
     if isinstance(store, sync.Connection):
         return Connection(lambda: store, Threads(threads), store)
@@ -92,17 +93,17 @@ class Connection(Face[sync.Connection]):
         return self._opened().url_shown
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
-        """A queue; its first call makes it if it does not exist.
+        """A queue; the first call of a method makes the queue if it does not exist.
 
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
-            create: False to make none: if it does not exist, its first call fails.
+            create: False to make no queue: if it does not exist, the first call of a method fails.
             settings: As for `shardq.Connection.queue`.
 
         Raises:
             BadName: If the name cannot be used.
-            BadSetting, SchemaNewer, UnknownQueue, ClockError: As `shardq.Connection.queue`, by the
-                first call of it.
+            BadSetting, SchemaNewer, UnknownQueue, ClockError: As `shardq.Connection.queue`, but
+                raised by the first call of a method.
         """
         return Queue(
             names.queue_name(name),

@@ -1,4 +1,4 @@
-"""Items for a thread that puts many: also of an async iterable, and until the call is cancelled."""
+"""Passes items to a thread that puts many, also from an async iterable, until a cancel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _AHEAD = 2
 class Feed(Generic[T]):
     """Passes the items of an async iterable to a thread, which iterates over this.
 
-    The asyncio task that calls `fill` reads the iterable: it may use objects of that task alone.
+    The asyncio task that calls `fill` reads the iterable, which may use objects that only this task
+    may use.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -53,7 +54,7 @@ class Feed(Generic[T]):
 
         Args:
             items: The iterable.
-            taker: Done when the thread takes no more items.
+            taker: A future that is done once the thread takes no more items.
         """
         taker.add_done_callback(self._make_room)
         error: BaseException | None = None
@@ -80,7 +81,7 @@ class Feed(Generic[T]):
             self._chunks.put(error)
 
     def _make_room(self, _: object = None) -> None:
-        # The loop may have ended before the thread.
+        # Ignore the error: the loop may have ended before the thread.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._room.release)
 
@@ -94,7 +95,7 @@ async def fed(
         items: The items.
         put: Puts the items of an iterable; called in the thread.
         threads: The pools.
-        clock: Measures how long items wait for others.
+        clock: Measures how long items wait for the rest of their chunk.
     """
     if isinstance(items, AsyncIterable):
         feed: Feed[T] = Feed(clock)
@@ -102,7 +103,7 @@ async def fed(
         await feed.fill(items, taker)
         return await asyncio.wrap_future(taker)
     if not isinstance(items, Iterable) or isinstance(items, (bytes, str, Mapping)):
-        # `put` refuses it.
+        # Let `put` raise its error for what is not iterable.
         return await threads.call(lambda: put(items))
     is_stopped = threading.Event()
 

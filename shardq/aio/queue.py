@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _RECORDS_FIRST, _RECORDS = 10, 1_000
 _PATIENT_MS = 2_000
-"""A `receive` that waits at least this long does not start a read by itself."""
+"""A `receive` that waits at least this long starts no read of its own, but waits for shared
+ones."""
 
 
 class Queue(Face[SyncQueue]):
@@ -96,7 +97,7 @@ class Queue(Face[SyncQueue]):
     ) -> int | list[str] | list[Message | ShardqError]:
         """Put messages from an iterable, as `shardq.Queue.put_many`.
 
-        An async one is read by the task that calls this, any other in a thread.
+        An async iterable is read by the calling task, any other in a thread.
         """
         queue = await self._call(lambda queue: queue)
         clock = queue._home.clock
@@ -149,7 +150,7 @@ class Queue(Face[SyncQueue]):
         try:
             receiver.ask(caller, is_patient=wait_ms >= _PATIENT_MS)
             await asyncio.wait([over], timeout=wait_ms / 1_000 or None)
-            # A call that cannot leave the line any more is answered soon.
+            # If the call cannot leave the line any more, its answer is on the way: wait for it.
             if not (over.done() or receiver.leave(caller)):
                 await over
         except BaseException:
@@ -326,7 +327,7 @@ class Queue(Face[SyncQueue]):
     def depth(self) -> None:
         """The number of messages, as `shardq.Queue.depth`."""
 
-    # A cron in seconds has 86,400 fire times a day, and each takes 0.1 ms.
+    # The call is long, because a cron in seconds has 86,400 fire times a day of 0.1 ms each.
     @threaded(SyncQueue.forecast, is_long=True)
     def forecast(self) -> None:
         """Messages due in each of the coming minutes, as `shardq.Queue.forecast`."""
@@ -390,7 +391,7 @@ class Queue(Face[SyncQueue]):
 
 
 def _tell(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
-    # In a closed loop nobody waits.
+    # Ignore the error of a closed loop, in which nobody waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_end, over)
 

@@ -22,10 +22,10 @@ def schedule_face(schedule: sync.Schedule, threads: Threads) -> Schedule:
 
 
 class Schedule(sync.ScheduleView, Face[sync.Schedule]):
-    """A schedule as it was read, from asyncio. Made by the calls that make or read one."""
+    """A schedule as it was read, from asyncio. Made by calls that make or read a schedule."""
 
     def __init__(self, schedule: sync.Schedule, threads: Threads) -> None:
-        """Made by the calls that make or read one."""
+        """Made by calls that make or read a schedule."""
         Face.__init__(self, lambda: schedule, threads)
         values = {one.name: getattr(schedule, one.name) for one in fields(sync.ScheduleView)}
         sync.ScheduleView.__init__(self, **values)
@@ -36,7 +36,7 @@ class Schedule(sync.ScheduleView, Face[sync.Schedule]):
 
     @threaded(sync.Schedule.change, face=schedule_face)
     def change(self) -> None:
-        """Change it, as `shardq.Schedule.change`; returns the changed one."""
+        """Change the schedule, as `shardq.Schedule.change`; returns the changed schedule."""
 
     @threaded(sync.Schedule.pause, face=schedule_face)
     def pause(self) -> None:
@@ -44,7 +44,7 @@ class Schedule(sync.ScheduleView, Face[sync.Schedule]):
 
     @threaded(sync.Schedule.resume, face=schedule_face)
     def resume(self) -> None:
-        """Let it fire again, as `shardq.Schedule.resume`."""
+        """Let the schedule fire again, as `shardq.Schedule.resume`."""
 
     @threaded(sync.Schedule.run)
     def run(self) -> None:
@@ -56,7 +56,7 @@ class Schedule(sync.ScheduleView, Face[sync.Schedule]):
 
     @threaded(sync.Schedule.remove)
     def remove(self) -> None:
-        """Remove it, as `shardq.Schedule.remove`."""
+        """Remove the schedule, as `shardq.Schedule.remove`."""
 
     @threaded(sync.Schedule.preview)
     def preview(self) -> None:

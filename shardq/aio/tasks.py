@@ -59,8 +59,8 @@ class App:
 
     Args:
         app: The app.
-        threads: How many threads run calls, 1 to 1,000, unless the app has threads already; half as
-            many others run long calls.
+        threads: How many threads run calls, 1 to 1,000, unless the app has threads already. Long
+            calls run in half as many further threads.
 
     Raises:
         BadSetting: If `app` is no app.
@@ -170,8 +170,8 @@ class Task(FromElsewhere, Generic[P, R]):
     async def put_many(self, items: AnyIterable[Any], *, ids: bool = False) -> int | list[str]:
         """Put a job for each item, as `shardq.tasks.Bound.put_many`.
 
-        An async iterable is read by the task of asyncio that calls this, any other in a thread.
-        For a task of batches, type checkers accept only items made by `of`.
+        An async iterable is read by the asyncio task that calls this, any other in a thread. For a
+        task of batches, type checkers accept only items made by `of`.
         """
 
         def put(items: Iterable[Any]) -> int | list[str]:
@@ -227,7 +227,7 @@ class Job(Face[tasks.Job[R]], Generic[R]):
         return await self._call(lambda job: job.error)
 
     async def traceback(self) -> str | None:
-        """The end of that error's traceback, as `shardq.tasks.Job.traceback`."""
+        """The end of the last error's traceback, as `shardq.tasks.Job.traceback`."""
         return await self._call(lambda job: job.traceback)
 
     async def attempt(self) -> int:
@@ -237,7 +237,7 @@ class Job(Face[tasks.Job[R]], Generic[R]):
     async def result(self, timeout: Duration | None = None) -> R:
         """Wait for its result, as `shardq.tasks.Job.result`.
 
-        It needs a thread only for its reads, so any number of tasks may wait for results.
+        A wait uses a thread only for its reads, so any number of tasks may wait for results.
         """
         pauses = self._job._pauses(timeout)  # noqa: SLF001 - it is shardq's own
 
@@ -255,8 +255,8 @@ class Job(Face[tasks.Job[R]], Generic[R]):
 
     @threaded(tasks.Job.cancel)
     def cancel(self) -> None:
-        """Cancel it, unless it has ended, as `shardq.tasks.Job.cancel`."""
+        """Cancel the job, unless it has ended, as `shardq.tasks.Job.cancel`."""
 
     @threaded(tasks.Job.move)
     def move(self) -> None:
-        """Give it another due, as `shardq.tasks.Job.move`."""
+        """Give the job another due, as `shardq.tasks.Job.move`."""

@@ -18,7 +18,7 @@ S = TypeVar("S")
 
 
 class Face(Generic[Q]):
-    """A face, for asyncio, of a synchronous object, whose methods are called in threads.
+    """An asyncio face of a synchronous object, whose methods are called in threads.
 
     Args:
         opening: Returns the object; called in a thread by the first call.
@@ -55,13 +55,13 @@ def threaded(
 ) -> Any:
     """Make a coroutine of a synchronous method, with its parameters, types and docstring.
 
-    The decorated function is never called: it gives the coroutine its name, and has the docstring
+    The decorated function is never called. It only gives the coroutine its name, and the docstring
     that an editor shows.
 
     Args:
         method: The synchronous method.
         face: Makes a face of the method's result.
-        is_long: True if a call may take minutes; or a function that says so by the arguments.
+        is_long: True if a call may take minutes; or a function of the arguments that returns this.
     """
 
     def made(named: Callable[..., object]) -> Any:

@@ -23,14 +23,14 @@ _THREADS_MAX = 1_000
 class Threads:
     """A pool for quick calls, and one for long ones, so that no quick call waits for a long one.
 
-    A long call may take minutes: it puts many messages, or visits all. Threads start when they are
-    first needed. Safe from any thread and any loop.
+    A long call may take minutes, because it puts many messages, or visits all. Threads start when
+    they are first needed. Safe from any thread and any loop.
 
     Args:
-        count: How many threads run quick calls; half as many run long ones.
+        count: How many threads run quick calls; half as many run long calls.
 
     Attributes:
-        is_closed: True if they accept no more calls.
+        is_closed: True if the pools accept no more calls.
 
     Raises:
         BadSetting: If `count` is no number from 1 to 1,000.
@@ -45,13 +45,13 @@ class Threads:
         locks.in_child(self, Threads._begin)
 
     def _begin(self) -> None:
-        # Called in a forked child too, which has none of its parent's threads.
+        # A forked child calls this too, because it has none of its parent's threads.
         half = max(1, self._count // 2)
         self._quick = ThreadPoolExecutor(self._count, "shardq-aio-quick")
         self._long = ThreadPoolExecutor(half, "shardq-aio-long")
 
     def check(self) -> None:
-        """Raise `UsageError` if they are closed."""
+        """Raise `UsageError` if the pools are closed."""
         if self.is_closed:
             raise UsageError("this connection is closed; open another.")
 
@@ -59,7 +59,7 @@ class Threads:
         """Start a call in a thread, in the caller's context.
 
         Raises:
-            UsageError: If they are closed.
+            UsageError: If the pools are closed.
         """
         self.check()
         pool = self._long if is_long else self._quick
@@ -70,13 +70,14 @@ class Threads:
         return await asyncio.wrap_future(self.begin(call, is_long=is_long))
 
     async def close(self, last: Callable[[], object]) -> None:
-        """Wait until all calls have ended, then make a last one. Idempotent."""
+        """Wait until all calls have ended, then make the call `last`. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
 
         def end() -> None:
-            # The quick ones last: one of them may have to release messages that a long one took.
+            # Close the quick pool last: its calls may have to release messages that a long call
+            # took.
             self._long.shutdown()
             self._quick.shutdown()
             last()

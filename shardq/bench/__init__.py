@@ -36,9 +36,9 @@ class Measurement(Generic[S]):
 
     Attributes:
         name: Its name on the command line.
-        take: Measures it.
-        cassandra: True if it is taken on Cassandra.
-        sqlite: True if it is taken on SQLite.
+        take: Does the measurement.
+        cassandra: True if it is made on Cassandra.
+        sqlite: True if it is made on SQLite.
     """
 
     name: str
@@ -84,7 +84,7 @@ def run(
         url: The store. A Cassandra user must be allowed to make and drop a keyspace.
         measurements: The measurements.
         sizes: How much is measured.
-        only: The names of the wanted ones; empty: all.
+        only: The names of the wanted measurements; empty: all.
         tell: Called with a sentence before and after each measurement.
         clock: Measures and waits; None: the system's.
 

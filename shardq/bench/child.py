@@ -53,7 +53,8 @@ class Child:
         if self._job.work_ms:
             clock.sleep(self._job.work_ms / 1_000)
         if self._out is not None:
-            # Not through a buffer: what is done must be on record when the process is killed.
+            # Write without a buffer, because a record of done work must survive a kill of the
+            # process.
             os.write(self._out, f"{message.id} {clock.boot_us()}\n".encode())
 
     def clear(self) -> None:
@@ -83,13 +84,13 @@ class Child:
 
 
 def memory_bytes() -> int:
-    """The bytes that this process has in memory; its peak if the system does not say."""
+    """The bytes that this process has in memory; its peak if the system reports only that."""
     return _status("VmRSS") or _peak_of_usage()
 
 
 def peak_bytes() -> int:
     """The most bytes that this process has had in memory."""
-    # Linux counts into getrusage's peak what the parent had when it started this process.
+    # Prefer VmHWM: on Linux getrusage's peak includes the parent's memory at this process's start.
     return _status("VmHWM") or _peak_of_usage()
 
 

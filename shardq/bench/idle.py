@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardq.bench.sizes import Sizes
 
 _QUIET_S = 8
-"""After the first delivery: until its shard's lease is no longer renewed for it."""
+"""The wait after the first delivery, until its shard's lease is no longer renewed."""
 _GAP_S = (0.15, 0.25)
 _TRIP_MS_SQLITE = 15
 _TRIP_MS_CASSANDRA = 60

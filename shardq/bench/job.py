@@ -1,4 +1,4 @@
-"""The work of a consumer process, and the time that bodies carry."""
+"""The work of a consumer process, and the time of the put in each body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SENT = struct.Struct(">q")
-"""What a body begins with: time since boot at its put, in microseconds."""
+"""The beginning of each body: the time since boot at its put, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class BenchJob:
     Attributes:
         url: The store.
         queue: The queue.
-        threads: Handlers.
+        threads: How many handlers run at once.
         work_ms: How long each handler takes.
         out: A file that gets a line for each message that is done: its id and time since boot.
     """

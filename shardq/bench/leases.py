@@ -31,7 +31,7 @@ _SWEEP = "sweep"
 _SHORT_MINUTE = {"minute": "10s", "offset": "20s"}
 _SEALED = "sweep sealed "
 _AFTER_SEAL = ("sweep seal", _SEALED)
-"""Rungs that a benchmark reaches only where minutes are shortened."""
+"""Kinds of reads that a benchmark reaches only with shortened minutes."""
 
 
 def lwts(place: BenchPlace, sizes: Sizes) -> list[Line]:
@@ -117,7 +117,8 @@ def _tombstone_lines(long: dict[str, Any], short: dict[str, Any]) -> list[Line]:
     }
     first = per_delivery(short, f"{_SEALED}{SEALED_RUNGS[0]} min")
     for back in SEALED_RUNGS[1:]:
-        # Their minutes come long after this run; what the first of them meets, they meet again.
+        # These rungs run long after this benchmark. They meet the same tombstones as the first
+        # rung.
         rungs[f"{_SEALED}{back} min"] = (first, 0, "not reached in this run: taken as the first's")
     total = sum(figure for figure, _, _ in rungs.values())
     untraced = sum(

@@ -24,7 +24,7 @@ class Line:
         target: The figure to reach, in words; empty if there is none.
         met: True if the target is reached; None without one.
         bare: The bare driver's figure for the same row work, in the same unit.
-        ratio: The median over the repetitions of shardq's figure by the bare one's.
+        ratio: shardq's figure divided by the bare driver's, the median over the repetitions.
         note: More on how it was measured.
     """
 
@@ -66,7 +66,7 @@ def rate(clock: Clock, work: Callable[[], int]) -> float:
 
 
 def interleaved(times: int, ours: Callable[[int], float], bare: Callable[[int], float]) -> Pair:
-    """Repeat both as A B, B A, A B ..: the machine's other work hits both alike.
+    """Repeat both as A B, B A, A B .., so that the machine's other work slows both alike.
 
     Args:
         times: Repetitions, at least one.

@@ -36,7 +36,7 @@ def produce(clock: Clock, queue: Queue, rate: int, seconds: float, *, ahead_ms: 
         body = SENT.pack(clock.boot_us()) + _FILLER
         if ahead_ms:
             first_ms = clock.now_ms() + ahead_ms
-            # Spread over the next tick, so that every millisecond has its share.
+            # Spread the dues over the next tick, so that every millisecond has its share.
             queue.put_many(
                 {"body": body, "due": moment_of(first_ms + n * _TICK_MS // batch)}
                 for n in range(batch)

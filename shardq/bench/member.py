@@ -39,7 +39,7 @@ class MemberProcess:
         self.started_us = clock.boot_us()
         self._process = subprocess.Popen(  # noqa: S603 - this program itself
             [sys.executable, "-m", module, job.to_json()],
-            # It finds modules where this program does.
+            # The child finds modules in the same places as this program.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class MemberProcess:
         return self._ask("clear")
 
     def wait(self, done: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
-        """Ask until `done` is true of a state, for some seconds at most; returns the state."""
+        """Ask for the state until `done` accepts it, for some seconds at most; returns it."""
         deadline_us = self._clock.boot_us() + round(seconds * 1e6)
         while True:
             state = self.state()
@@ -136,7 +136,7 @@ class MemberProcess:
 
 @contextmanager
 def sleeper() -> Iterator[list[int]]:
-    """Let a process nap beside a measurement; the list gets the overshoots of its naps."""
+    """Let a process nap beside a measurement. At the end the list gets its naps' overshoots."""
     late_us: list[int] = []
     process = subprocess.Popen(
         [sys.executable, "-m", "shardq.bench.sleeper"],

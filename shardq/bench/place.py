@@ -1,7 +1,7 @@
 """The place of measurements, beside the user's store; it is removed at the end.
 
-A temporary directory beside the SQLite file, on the same disk; a keyspace beside the Cassandra
-keyspace, on the same nodes.
+On SQLite it is a temporary directory beside the file, on the same disk. On Cassandra it is a
+keyspace beside the user's, on the same nodes.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class BenchPlace:
         self._stack.__exit__(kind, error, trace)
 
     def url(self, **options: str) -> str:
-        """The place's url; on SQLite that of a new file at each call.
+        """The place's url; on SQLite each call returns the url of a new file.
 
         Args:
-            options: Added to the url's own.
+            options: Options to add to those of the url.
         """
         if self.is_cassandra:
             path = f"/{self._keyspace}"
@@ -93,7 +93,7 @@ class BenchPlace:
         query = "&".join(
             filter(None, [self._parts.query, *(f"{k}={v}" for k, v in options.items())])
         )
-        # Not urlunsplit, which drops the empty place of a SQLite url.
+        # Do not use urlunsplit, which drops the empty host of a SQLite url.
         return f"{self._parts.scheme}://{self._parts.netloc}{path}" + (f"?{query}" if query else "")
 
     def address(self) -> Address:

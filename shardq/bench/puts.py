@@ -114,7 +114,8 @@ def each(place: BenchPlace, sizes: Sizes) -> list[Line]:
         finally:
             bare.close()
 
-    # Many short turns: how long a disk takes to sync changes from second to second.
+    # Take many short turns, because the time that a disk takes to sync changes from second to
+    # second.
     pair = interleaved(sizes.repetitions * _EACH_TURNS, ours, theirs)
     return [
         Line(
@@ -166,7 +167,7 @@ def mixed(place: BenchPlace, sizes: Sizes) -> list[Line]:
 
 
 def body_of(number: int) -> bytes:
-    """A body that no other message has."""
+    """A body that differs from all other bodies."""
     return number.to_bytes(8, "big") * (BODY_BYTES // 8)
 
 

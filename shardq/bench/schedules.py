@@ -1,4 +1,4 @@
-"""The lateness of schedules: a few each second, and very many each minute, spread or at once."""
+"""The lateness of schedules: a few each second, very many each minute, spread or at once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WAIT_S = 60
 _AHEAD_MS = 3_000
 _MINUTE_MS = 60_000
 _MAKERS = 24
-"""Threads that make schedules on Cassandra, where each waits for several round trips."""
+"""Threads that make schedules on Cassandra, where each schedule takes several round trips."""
 _SPREAD_MS = 1_000
 _AT_ONCE_MS = 5_000
 
 
 def firings(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Measure firings each second, then those of very many schedules each minute."""
+    """Measure firings each second, then the firings of very many schedules each minute."""
     name = f"firings, {EACH_SECOND} schedules of 1 s"
     return [
         *lateness(place, _each_second(place, sizes), name),
@@ -68,7 +68,7 @@ def _each_minute(
         _make(place, queue, count, **options)
         made = count * 1e6 / (clock.boot_us() - begun_us)
         with MemberProcess(BenchJob(url, queue.name), clock) as member:
-            # From the middle of a minute: what fires in the next one is all of what is counted.
+            # Begin within a minute, so that exactly the firings of the next minute are counted.
             left_ms = _MINUTE_MS - clock.now_ms() % _MINUTE_MS
             clock.sleep((left_ms - _AHEAD_MS) / 1_000 if left_ms > _AHEAD_MS else left_ms / 1_000)
             before = member.clear()

@@ -14,13 +14,14 @@ class Sizes:
         put: Messages of one `put_many`.
         put_each: Messages of one run of single puts.
         drain: Messages of one drain.
-        far: Timers that wait while others are measured.
+        far: Far timers that wait while near timers are measured.
         timers_s: Seconds of timers.
         load_s: Seconds of load under which LWTs are counted.
         idle_s: Seconds in which an idle consumer's use of the processor is counted.
         trips: Messages whose time from put to handler is measured.
-        settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
-        tombstones_s: Seconds in which they are counted.
+        settle_s: Seconds of load before tombstones are counted, so that every rung of the sweeps
+            reads rows.
+        tombstones_s: Seconds in which tombstones are counted.
         jobs: Jobs around a crash.
         schedules: Schedules that fire each minute.
     """

@@ -1,6 +1,6 @@
 """A process that only sleeps, and reports how late it woke: the machine's own lateness.
 
-Without it, a timer that is late because the machine is busy would look like the queue's fault.
+Without this process, lateness of a busy machine would look like the queue's fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAP_S = 0.02
 
 
 def main() -> None:
-    """Sleep in short naps until stdin ends, then print each one's overshoot in microseconds."""
+    """Sleep in short naps until stdin ends, then print each nap's overshoot in microseconds."""
     clock = SystemClock()
     late_us = array("q")
     over = threading.Event()

@@ -1,6 +1,6 @@
 """The cost of tasks: their puts and runs, beside those of the bare queue.
 
-The bare queue has the same bodies as the tasks, and its handler does as little as they do.
+The bare queue has the same bodies as the tasks, and its handler does nothing either.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from shardq.tasks import Task
 
 _EACH_TURNS = 3
-"""The same number as in `puts`."""
+"""Turns of single puts for each repetition, as in `puts`."""
 _RATIO, _MANY_RATIO = 0.6, 0.7
 _WAIT_S = 120
 _POLL_S = 0.002
 
 
 class BenchTasks:
-    """The tasks of a queue; as a context manager, a worker of them in a thread of this process.
+    """The tasks of a queue. As a context manager, runs their worker in a thread of this process.
 
     Args:
         db: The store.
@@ -79,7 +79,7 @@ class BenchTasks:
         """Wait until a number of jobs has ended.
 
         Raises:
-            ShardqError: If they have not ended within two minutes.
+            ShardqError: If the jobs have not ended within two minutes.
         """
         deadline_us = self._clock.boot_us() + _WAIT_S * 1_000_000
         while (ended := self.ended) < count:
@@ -180,7 +180,7 @@ def _run(place: BenchPlace, sizes: Sizes) -> Line:
 
 
 def arguments(number: int) -> tuple[str, int]:
-    """Arguments that no other job has."""
+    """Arguments that differ from those of all other jobs."""
     return f"user-{number}@example.com", number
 
 

@@ -1,4 +1,4 @@
-"""The lateness of timers, alone and before a million others that wait, and the cost of those."""
+"""The lateness of timers, alone and beside a million far timers, and the cost of far timers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GROWTH_MB_MAX = 5
 
 
 def known(place: BenchPlace, sizes: Sizes) -> list[Line]:
-    """Measure timers that are put 2 s ahead; then the same before far timers that wait."""
+    """Measure timers that are put 2 s ahead; then the same while far timers wait."""
     alone = _fire(place, sizes, behind=0)
     crowded = _fire(place, sizes, behind=sizes.far)
     many = f"{sizes.far:,} far timers behind"

@@ -51,8 +51,8 @@ _AGAIN_S = 0.5
 _TRIES = 20
 """How often in a row a start may fail while no command runs, before the failure is permanent."""
 _OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
-"""What exit codes mean if the program is a shell. They fail the attempt like any others, because
-one message may have caused them."""
+"""Meanings of a shell's exit codes. They fail the attempt like any others, because one message may
+have caused them."""
 _LEFT_MAX = 64
 """Ended commands may have left programs running that hold a pipe to our stderr. Above this number
 of pipes, further commands write to our stderr themselves."""

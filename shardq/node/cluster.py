@@ -6,7 +6,7 @@
     └─────────────────────┴───────── killed: seen by its pid ─────────┘
 ```
 
-A pid is signalled only if its command line names our directory, because numbers are used again. A
+A pid is signalled only if its command line names our directory, because process ids are reused. A
 node's programs are in `runtime.py`, its settings in `config.py`.
 """
 
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 _READY_S = 120
 _READY_MORE_S = 60
-"""More for each further node, for they share the machine's cores while they start."""
+"""Seconds that are added for each further node, because starting nodes share the machine's
+cores."""
 _STOP_S = 30
 _KILL_S = 10
 _POLL_S = 0.2
@@ -48,12 +49,12 @@ _DAEMON = "org.apache.cassandra.service.CassandraDaemon"
 _NODETOOL = "org.apache.cassandra.tools.NodeTool"
 
 _children: dict[tuple[Path, int], subprocess.Popen[bytes]] = {}
-"""Nodes that this process has started: their ends are its to collect, or zombies would stay."""
+"""Nodes that this process has started. It must reap them, because zombies would stay otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node: `up` (answers CQL), `starting` (lives but is silent; or frozen) or `down`."""
+    """The state of a node: `up` (answers CQL), `starting` (lives but does not answer) or `down`."""
 
     node: Node
     state: str
@@ -81,21 +82,21 @@ def start(
     report: Callable[[str], None] = log.info,
     clock: Clock | None = None,
 ) -> NodeSet:
-    """Start a local Cassandra and wait until it answers; one that runs already stays as it is.
+    """Start a local Cassandra, and wait until it answers; if it runs already, it stays as it is.
 
-    Its processes outlive this one: end them with `stop`. Data that an earlier one left in the
-    directory is used again. The first start of a version fetches its jars.
+    The node processes outlive this process: end them with `stop`. Data that an earlier set left in
+    the directory is used again. The first start of a version fetches its jars.
 
     Args:
-        nodes: How many, 1 to 5.
+        nodes: How many nodes, 1 to 5.
         directory: The directory of its files; None: `SHARDQ_NODE_DIR`, else in the user's state.
         settings: Directives of `cassandra.yaml` that replace or join the usual ones.
-        java_flags: More of Java's, after the usual ones.
+        java_flags: More flags of Java, after the usual ones.
         report: Called with a sentence before a step that takes long.
         clock: Waits.
 
     Returns:
-        The set, every node up and aware of the others; `started` is False where it ran already.
+        The set, every node up and aware of the others; `started` is False if the set ran already.
 
     Raises:
         BadSetting: If `nodes` is out of bounds.
@@ -132,12 +133,12 @@ def kill(
     """Kill a node of a set, as a crash would; `restart` brings it back.
 
     Args:
-        number: 1 for the first.
+        number: The number of the node, from 1.
         directory: As for `start`.
         clock: Waits.
 
     Returns:
-        The process that has ended; None if none ran.
+        The id of the process that has ended; None if none ran.
 
     Raises:
         NodeError: If there is no such node.
@@ -157,7 +158,7 @@ def restart(
     """Start a node of a set again, after it was killed, and wait until it answers.
 
     Args:
-        number: 1 for the first.
+        number: The number of the node, from 1.
         directory: As for `start`.
         report: Called with a sentence before a step that takes long.
         clock: Waits.
@@ -178,7 +179,7 @@ def stop(
 ) -> tuple[int, ...]:
     """Stop a local Cassandra. Idempotent.
 
-    Its processes are asked to end; those that have not after 30 s are killed.
+    Its processes are asked to end; processes that still run after 30 s are killed.
 
     Args:
         directory: As for `start`.
@@ -186,7 +187,7 @@ def stop(
         clock: Waits.
 
     Returns:
-        The processes that ran and have ended; none if none ran.
+        The ids of the processes that ran and have ended; empty if none ran.
 
     Raises:
         NodeError: If a process does not even end when killed.
@@ -301,7 +302,8 @@ def _bring_up(
             undo.callback(_end, there, [started], hard=True, clock=clock)
             others = (started if n.number == node.number else n for n in there.nodes)
             there = replace(there, nodes=tuple(others))
-            # Saved after every one: whatever ends this process now, `stop` will find them.
+            # Save the state after every start, so that `stop` finds all nodes even if this process
+            # is killed now.
             state.save(there)
         _wait_ready(there, [node.number for node in nodes], clock)
         undo.pop_all()
@@ -313,7 +315,8 @@ def _spawn(there: NodeSet, node: Node) -> int:
     directory = there.directory_of(node)
     with (directory / "stdout.log").open("wb") as output:
         try:
-            # Its own session: a Ctrl-C in the terminal that started it is not for it.
+            # Start the node in a session of its own, so that a Ctrl-C in the terminal does not end
+            # it.
             process = subprocess.Popen(
                 [str(there.java), f"@{directory / 'node.args'}", _DAEMON],
                 cwd=directory,
@@ -350,11 +353,11 @@ def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
 def _agree(there: NodeSet) -> bool:
     """True if each node that answers reaches the others that answer.
 
-    Answering CQL proves nothing about the others. In a set of more than three, some of which are
-    down, this proves only that the ring's rows have a quorum.
+    A node that answers CQL may still not reach the others. In a set of more than three, some of
+    which are down, this proves only that the ring's rows have a quorum.
     """
     up = [node for node in there.nodes if _answers(there, node)]
-    # Of those that are down each takes a replica away.
+    # Each node that is down may take a replica away.
     replicas = min(len(there.nodes), wire.REPLICAS) - (len(there.nodes) - len(up))
     return all(wire.reaches(node.address, there.port, max(replicas, 1)) for node in up)
 
@@ -414,7 +417,8 @@ def _lives(there: NodeSet, node: Node) -> bool:
     directory = there.directory_of(node)
     child = _children.get((directory, node.pid))
     if child is not None:
-        # Not by its command line, which Linux shows empty for a moment as a process starts or ends.
+        # Ask the child itself: Linux shows an empty command line for a moment as a process starts
+        # or ends.
         return child.poll() is None
     command = _command_of(node.pid)
     return _DAEMON in command and f"@{directory}{os.sep}" in command
@@ -459,7 +463,7 @@ def _signalled(
         if node.pid is not None and _lives(there, node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.pid, number)
-                # A frozen process would keep a SIGTERM for later.
+                # Wake the process, because a frozen one would not handle SIGTERM.
                 os.kill(node.pid, signal.SIGCONT)
     deadline_us = clock.boot_us() + bound_s * 1_000_000
     living = [node for node in nodes if _lives(there, node)]

@@ -1,6 +1,7 @@
 """The configuration of a local node: addresses, ports, `cassandra.yaml`, Java's flags, logging.
 
-Small memory, quick start, everything below one directory. Nothing is started here.
+The nodes use little memory, start quickly, and keep all files below one directory. This module
+starts nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 NODES_MAX = 5
 
 _PORTS = range(20_000, 32_000)
-"""Below those that systems give to outgoing connections: none is taken between choice and use."""
+"""Ports below those that systems give to outgoing connections, so that none is taken between choice
+and use."""
 _PORT_TRIES = 200
 _RING = 2**64
 
@@ -82,7 +84,7 @@ TOOL_LOGBACK = """\
   <root level="WARN"><appender-ref ref="ERRORS"/></root>
 </configuration>
 """
-"""For nodetool, whose standard output is what it was asked for."""
+"""The logging of nodetool, which must not log to stdout: its answer is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def choose_ports(hosts: Sequence[str]) -> Ports:
         NodeError: If too few can be found.
     """
     chosen: list[int] = []
-    # Local ports carry no secret; what matters is that several sets started at once differ.
+    # Choose at random, so that sets that are started at the same time get different ports.
     chance = random.SystemRandom()
     for _ in range(_PORT_TRIES):
         port = chance.choice(_PORTS)
@@ -189,12 +191,12 @@ def cassandra_yaml(
         "file_cache_size": "64MiB",
         "networking_cache_size": "32MiB",
         "auto_snapshot": False,
-        # TTLs beyond 2038 and the newest file formats; there is no older node to share them with.
+        # Allow TTLs beyond 2038 and the newest file formats: no older node has to read them.
         "storage_compatibility_mode": "NONE",
         "hinted_handoff_enabled": True,
         "max_hint_window": "3h",
         "hints_flush_period": "1000ms",
-        # A killed node is known to be down within seconds.
+        # Let nodes notice within seconds that another one was killed.
         "phi_convict_threshold": 5,
         "paxos_variant": "v2",
     }
@@ -202,11 +204,11 @@ def cassandra_yaml(
 
 
 def tool_flags(runtime: Runtime, directory: Path, *, classes: Path | None) -> list[str]:
-    """Java's flags for nodetool, asked about the node of a directory.
+    """Java's flags for nodetool, for the node of a directory.
 
     Args:
         runtime: Java and the jars.
-        directory: The node's.
+        directory: The node's directory.
         classes: The directory of `compile_rmi_lookup`'s class; None if Java lacks nothing.
     """
     return [
@@ -218,7 +220,7 @@ def tool_flags(runtime: Runtime, directory: Path, *, classes: Path | None) -> li
 
 def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) -> list[str]:
     """Java's flags for a node of a set of `nodes`."""
-    # 1 GB alone; three nodes stay under 4 GiB together.
+    # A single node gets 1 GB. Three nodes stay under 4 GiB together.
     heap_mb = 1024 if nodes == 1 else 768 if nodes <= 3 else 512
     agent = runtime.agent
     return [
@@ -236,12 +238,12 @@ def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) 
         f"-Dcassandra.jmx.local.port={jmx_port}",
         "-Dcassandra-foreground=yes",
         "-Dcassandra.skip_wait_for_gossip_to_settle=0",
-        # Shorter ones make nodes that start together forget each other: a node that is known but
-        # silent for the ring's delay (1 s was too short) is taken for a client and removed.
+        # With a shorter delay, nodes that start together forget each other: a node that is known
+        # but silent for the ring's delay (1 s was too short) is taken for a client and removed.
         "-Dcassandra.ring_delay_ms=30000",
         "-Dcassandra.consistent.rangemovement=false",
-        # No fsync: quicker, and the system's page cache outlives a killed process. Not also
-        # `unsafesystem`: with it a killed node forgets its schema, and so its commit log's rows.
+        # Skip fsync, which is quicker; the system's page cache outlives a killed process. Do not
+        # set `unsafesystem`: with it a killed node loses its schema, and so its commit log's rows.
         "-Dcassandra.skip_sync=true",
     ]
 
@@ -252,7 +254,7 @@ def _class_flags(runtime: Runtime, directory: Path, classes: Path | None) -> lis
     return [
         *(f"--add-exports={package}=ALL-UNNAMED" for package in _EXPORTS),
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
-        # Native libraries, histories and crash reports stay below the directory too.
+        # Keep native libraries, histories and crash reports below the directory too.
         f"-Djava.io.tmpdir={scratch}",
         f"-Djna.tmpdir={scratch}",
         f"-Duser.home={scratch}",
@@ -271,7 +273,8 @@ def argument_file(flags: Sequence[str]) -> str:
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Java's server sockets do: a port whose last connection is just closing is free.
+        # Set this as Java's server sockets do: a port whose last connection is just closing counts
+        # as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

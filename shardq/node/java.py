@@ -30,13 +30,13 @@ _PROBE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class JavaNeed:
-    """A program that needs a Java, and the versions that will do.
+    """A program that needs Java, and the versions that it accepts.
 
     Attributes:
         whose: The program's name, for errors.
-        majors: The versions that it runs on; 17 has to be one of them, because PyPI's is a 17.
-        package: The package for pip that brings one.
-        otherwise: The error if there is none, and PyPI has none for this platform.
+        majors: The versions that it runs on; 17 has to be among them, because PyPI has Java 17.
+        package: The package for pip that contains Java.
+        otherwise: The error if no Java is found, and PyPI has none for this platform.
     """
 
     whose: str
@@ -46,11 +46,11 @@ class JavaNeed:
 
 
 def search(need: JavaNeed) -> Path:
-    """Find a Java that serves.
+    """Find a Java that the program runs on.
 
     Raises:
-        MissingExtra: If there is none and the package has one for this platform.
-        ShardqError: `need.otherwise`, if there is none and it has not.
+        MissingExtra: If none is found, and the package has one for this platform.
+        ShardqError: `need.otherwise`, if none is found, and the package has none.
     """
     found = []
     for java in _system_javas():

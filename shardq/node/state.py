@@ -1,6 +1,6 @@
 """The stored state of a local cluster, `cluster.json` in its directory.
 
-`cluster.py` finds out if its processes live.
+`cluster.py` finds out if the processes live.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Node:
     """One node of a set.
 
     Attributes:
-        number: 1 for the first; its files are in `node<number>` below the set's directory.
+        number: Its number, from 1; its files are in `node<number>` below the set's directory.
         address: Its loopback address.
         jmx_port: The port for `nodetool`, on 127.0.0.1.
-        pid: Its last process; None if it was stopped.
+        pid: The id of its last process; None if it was stopped.
     """
 
     number: int
@@ -38,11 +38,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeSet:
-    """A local cluster as `cluster.json` has it.
+    """A local cluster as `cluster.json` records it.
 
     Attributes:
         directory: The directory of all its files.
-        java: The Java that it runs on.
+        java: The path of its Java.
         port: The CQL port of every node.
         storage_port: The port between nodes.
         nodes: Its nodes, by number.
@@ -64,7 +64,7 @@ class NodeSet:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that were started, by node; without those that were stopped."""
+        """The ids of the processes that were started, by node, without stopped ones."""
         return tuple(node.pid for node in self.nodes if node.pid is not None)
 
     def directory_of(self, node: Node) -> Path:
@@ -114,7 +114,7 @@ def load(directory: Path) -> NodeSet | None:
 
 
 def save(there: NodeSet) -> None:
-    """Store a cluster's state: the old one is replaced whole or not at all."""
+    """Store a cluster's state; the old state is replaced completely or not at all."""
     stored = _StoredCluster(str(there.java), there.port, there.storage_port, there.nodes)
     path = there.directory / STATE_FILE
     fresh = path.with_suffix(".new")

@@ -1,7 +1,8 @@
-"""Asks a node by CQL's native protocol, written here, if it answers and reaches the others.
+"""Asks a node, by CQL's native protocol, if it answers and reaches the others.
 
-`nodetool` would say the same, but starts a Java: a second of a core for each node, and ten seconds
-while nodes start. The frames are version 4's, as in Cassandra's `native_protocol_v4.spec`.
+`nodetool` would report the same, but starts Java: that takes a second of a core for each node, and
+ten seconds while nodes start. The frames are version 4's, as in Cassandra's
+`native_protocol_v4.spec`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import struct
 
 _ANSWER_S = 2.0
 _READ_S = 6.0
-"""A coordinator answers within its own `read_request_timeout`, of 5 s."""
+"""The longest wait for an answer: a coordinator answers within its `read_request_timeout` of 5
+s."""
 _HEADER = struct.Struct(">BBhBI")
 _VERSION, _RESPONSE = 0x04, 0x84
 _STARTUP, _READY, _AUTHENTICATE = 0x01, 0x02, 0x03
@@ -19,9 +21,9 @@ _OPTIONS, _SUPPORTED = 0x05, 0x06
 _QUERY, _RESULT = 0x07, 0x08
 _VERSION_WANTED = b"\0\1\0\x0bCQL_VERSION\0\x053.0.0"
 REPLICAS = 3
-"""Nodes that have each row of the table that is asked for, which is Cassandra's own."""
+"""The number of nodes that have each row of the table in `_ASKED`, which is Cassandra's own."""
 _ASKED = b"SELECT keyspace_name FROM system_distributed.view_build_status"
-"""An empty table, all of it: no range of the ring is left out."""
+"""A read of an entire empty table, so that no range of the ring is left out."""
 
 
 def answers(address: str, port: int) -> bool:
