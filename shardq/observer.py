@@ -571,7 +571,7 @@ class _Watch:
         """Look at the queue, without the leases of its lanes.
 
         Args:
-            noted: The queue's members and totals, among those of others.
+            noted: The members and totals of this queue, among those of other queues.
             others: The settings of all queues of the store, if they were read just now.
         """
         register = self.queue._home.register

@@ -77,7 +77,7 @@ def last(home: QueueHome, limit: int, is_wanted: Callable[[Row], bool]) -> list[
 
 
 def every(home: QueueHome, *, bodies: bool = True) -> Iterator[Row]:
-    """All rows, those of the last minute first; without `bodies` their bodies are empty.
+    """All rows, the last minute's rows first; without `bodies` their bodies are empty.
 
     Args:
         home: The home of the dead-letter queue.

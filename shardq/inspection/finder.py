@@ -357,7 +357,7 @@ class Finder:
     def _recorded(
         self, message_id: str, look: SearchResult, *, steps: int | None = None
     ) -> Record | None:
-        """The record in the history of an id that was given to `put`: that of the last put.
+        """The record in the history of an id that was given to `put`; of several, the last put's.
 
         Args:
             message_id: The id.

@@ -102,11 +102,11 @@ class Grid:
         return found
 
     def cells_of(self, minutes: Iterable[int]) -> frozenset[Cell]:
-        """The cells that contain one of these minutes, given by their starts in milliseconds."""
+        """The cells that contain some of these minutes, given by their starts in milliseconds."""
         return frozenset(cell for cell, _ in self._places(minutes))
 
     def _places(self, minutes: Iterable[int]) -> Iterator[tuple[Cell, int]]:
-        """(cell, start) for each of these minutes that has a cell."""
+        """(cell, start of a minute) for each minute that has a cell."""
         cells = sorted(cell for row in self.rows for cell in row.cells if cell is not None)
         ends = [cell.end_ms for cell in cells]
         for start_ms in minutes:

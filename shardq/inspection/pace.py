@@ -47,7 +47,7 @@ class Pace:
 
 
 def pace_of(stored: Stored, now_ms: int, made_ms: int) -> Pace | None:
-    """The pace of a queue in this minute and the one before; with few deliveries, in five minutes.
+    """The pace of a queue in this minute and the last; with few deliveries, in five minutes.
 
     Args:
         stored: The queue's totals.

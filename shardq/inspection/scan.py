@@ -72,7 +72,7 @@ def pages(
 
 
 def rows_of(store: Rows, wanted: Slice) -> Iterator[Row]:
-    """All rows of a slice, whatever its limit; those of a shard in their order.
+    """All rows of a slice, whatever its limit; a shard's rows in their order.
 
     Raises:
         StoreCorrupt: If a row is damaged.

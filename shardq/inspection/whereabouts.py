@@ -274,7 +274,7 @@ class Whereabouts:
         return replace(held, busy=beat.running, threads=beat.threads)
 
     def _ahead(self, row: Row, lanes: Sequence[int], at: datetime) -> int:
-        """How many due rows of lanes precede a row: those of bands before its own, and older ones.
+        """How many due rows of lanes precede a row: rows of earlier bands, or older in its own.
 
         In lanes for groups, only the older ones.
         """

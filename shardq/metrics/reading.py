@@ -151,7 +151,7 @@ class Process:
 
 
 class Reading:
-    """The metrics of a store: totals as of now, and the others by a look. Any thread may ask.
+    """The metrics of a store: totals as of now, and gauges by a look. Any thread may ask.
 
     A look at many queues takes seconds. A scrape waits for the first one. Later ones run in the
     background, and a scrape shows the last one that has ended, at most a minute old.

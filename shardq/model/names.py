@@ -22,7 +22,7 @@ TEXT_MAX = 256
 _JOINERS = re.compile("[\u200c\u200d\U000e0020-\U000e007f]")
 """Invisible characters that join visible ones: emoji, letters of some scripts, tags of flags."""
 _EMOJI = re.compile("[\U0001f000-\U0001fbff]")
-"""Emoji, because Python knows only those of its own release; other processes may be newer."""
+"""Emoji, because a Python knows only the emoji of its release; other processes may be newer."""
 
 
 def is_queue_name(value: str) -> bool:

@@ -147,7 +147,7 @@ class Layout:
         return (lane - self.first_lane) % self.bands
 
     def index_of(self, lane: int) -> int:
-        """The number of a lane among those of its band, from 0."""
+        """The number of a lane among the lanes of its band, from 0."""
         return (lane - self.first_lane) // self.bands
 
     def group_lane(self, group: str) -> int:

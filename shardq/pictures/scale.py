@@ -53,7 +53,7 @@ class Scale:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """For a legend: the least count of each level up to that of the largest count."""
+        """For a legend: the least count of each level that begins at or below the largest count."""
         return tuple(bound for bound in self.bounds if bound <= self._most)
 
 

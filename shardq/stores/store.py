@@ -611,7 +611,7 @@ class Registers(Protocol):
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
-        """The values under all keys of several partitions, as `notes` reads those of one.
+        """The values under all keys of several partitions, as `notes` reads one partition.
 
         Cassandra: a read for each partition, pipelined. SQLite: one snapshot.
 
@@ -680,7 +680,7 @@ class Logs(Protocol):
         """
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """The marks of those entries that the ledger has, in any order, without tries alone."""
+        """The marks of the entries that are in the ledger, in any order, without tries alone."""
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
         """The marks of these minutes of entry, minute by minute, in any order within, by pages.

@@ -70,8 +70,9 @@ class Column(NamedTuple):
 class Table(Generic[K, V]):
     """A table: its columns, and the form of its keys and values.
 
-    The key or values of a single column are its bare value, those of several a tuple in the order
-    of the columns. A record may have unset columns, None; a record with all unset does not exist.
+    A key, or values, of a single column are the bare value; of several columns, a tuple in the
+    order of the columns. A record may have unset columns, None; a record with all columns unset
+    does not exist.
 
     Attributes:
         name: Its name in both stores.

@@ -1,4 +1,4 @@
-"""Clocks that are moved by hand, one of them together with freezegun or time-machine."""
+"""Clocks that are moved by hand. `SandboxClock` moves together with freezegun or time-machine."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class SandboxClock(ManualClock):
         self._move(max(at_us - self.true_us(), 0))
 
     def set(self, seconds: float) -> None:
-        """Set the clock of the machine, and that of an active tool."""
+        """Set the clock of the machine, and the time of an active tool."""
         super().set(seconds)
         tool = frozen.active()
         if tool is not None:

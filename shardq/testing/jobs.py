@@ -137,7 +137,7 @@ def arguments_of(definition: TaskDefinition, body: bytes) -> dict[str, Any]:
 def wanted_of(
     definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a test's call of `puts` by name: some of those of a task's function.
+    """The arguments of a test's call of `puts`, by the names of the task's parameters.
 
     Raises:
         UsageError: If the function has no such parameter, or fewer parameters.

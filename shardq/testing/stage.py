@@ -131,7 +131,7 @@ class Stage:
         Args:
             shift: How many seconds the process's wall clock is ahead.
             corrected: True if the process measures this error and corrects it.
-            faults: Faults of its own calls only; they precede those of the stage.
+            faults: Faults of the process's own calls; they precede the faults of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
         store = self._store if faults is None else faulty(self._store, faults)

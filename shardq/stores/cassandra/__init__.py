@@ -184,7 +184,7 @@ class CassandraStore(Rows, Leases, Registers, Logs):
 def _others(
     moves: Iterable[RowMove], marks: Mapping[Position, Sequence[Mark]], in_steps: list[RowMove]
 ) -> Iterator[RowMove]:
-    """The moves without marks and note; adds the others to `in_steps`."""
+    """The moves without marks and note; moves with marks or a note are added to `in_steps`."""
     for move in moves:
         if move.note is None and move.old not in marks:
             yield move

@@ -34,7 +34,7 @@ class Address:
         hosts: Contact points.
         port: The CQL port of every node.
         keyspace: The keyspace's name.
-        dc: The data centre to use; None takes that of the first contact point.
+        dc: The data centre to use; None: the first contact point's data centre.
         user: The user to log in; None: no login.
         password: The user's password, never shown.
         consistency: One of `CONSISTENCIES`.

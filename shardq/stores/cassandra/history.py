@@ -85,7 +85,7 @@ class Logs:
         self._session.write(self._batches(marks, cells.seconds(ttl_ms)))
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """The marks of those entries that the ledger has: one read a partition."""
+        """The marks of the entries that are in the ledger: one read a partition."""
         by_queue: dict[str, dict[Place, list[bytes]]] = {}
         for entry in entries:
             partitions = by_queue.setdefault(entry.queue, {})

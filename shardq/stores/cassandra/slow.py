@@ -39,7 +39,7 @@ class SlowNodes:
         self._until_us: dict[Any, int] = {}
 
     def note(self, future: Any, error: BaseException | None = None) -> None:
-        """Learn from a done request: nodes asked before the one that answered are slow.
+        """Learn from a done request: nodes that were asked before the answering node are slow.
 
         A node that answered late, or with a timeout of its own, is not slow: its request may take
         long on any node.

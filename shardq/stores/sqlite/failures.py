@@ -72,7 +72,7 @@ class DatabaseFailures:
             error: The error that a connection of this database raised.
             writing: True if the call may have changed anything.
         """
-        # The low byte is the kind, the others refine it.
+        # The low byte of an error's code is its kind. The other bytes refine the kind.
         kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
         said = f"{self.file.shown}: SQLite says {str(error)!r}"
         trouble = self._trouble_of(kind)

@@ -102,7 +102,7 @@ class SqliteHistory:
         return None
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """The marks of those entries that the ledger has: one look-up each."""
+        """The marks of the entries that are in the ledger: one look-up each."""
         wanted = list(entries)
         found: list[Mark] = []
         with self._database.reading() as connection:

@@ -349,7 +349,7 @@ class SqliteRegisters:
             row = {**until[change.ttl_ms], **_named(table.partition, partition)}
             row |= _named(table.key, key)
             if sql.void_one:
-                # Else a change of some columns would make the others of an expired row valid again.
+                # Else a change of one column would make an expired row's others valid again.
                 connection.execute(sql.void_one, row)
             found = connection.execute(sql.find, row).fetchone()
             values = found[len(key) :] if found else (None,) * len(names)

@@ -211,7 +211,7 @@ class Turn:
 
 
 def _be_next(descriptor: int, *, waits: bool = False) -> None:
-    """Take the lock of the next process. Without byte locks, take that of the turn.
+    """Take the lock of the next process; on a system without byte locks, the turn's lock.
 
     Raises:
         BlockingIOError: If another process is next and `waits` is False.
