@@ -1,4 +1,4 @@
-"""What shardq promises, shown on a real store by real processes.
+"""Proofs of shardq's promises, on a real store and by real processes.
 
 ```
  prove ─► timers catchup lanes purge crash ── each: a stage, a play on it, a list of promises

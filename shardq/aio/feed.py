@@ -30,8 +30,8 @@ _AHEAD = 2
 class Feed(Generic[T]):
     """Passes the items of an async iterable to a thread, which iterates over this.
 
-    The asyncio task that calls `fill` reads the iterable, which may use objects that only this task
-    may use.
+    The asyncio task that calls `fill` reads the iterable, so the iterable may use objects of that
+    task.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -114,8 +114,7 @@ def each(place: BenchPlace, sizes: Sizes) -> list[Line]:
         finally:
             bare.close()
 
-    # Take many short turns, because the time that a disk takes to sync changes from second to
-    # second.
+    # Take many short turns, because a disk's speed of syncs varies from second to second.
     pair = interleaved(sizes.repetitions * _EACH_TURNS, ours, theirs)
     return [
         Line(

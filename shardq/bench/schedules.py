@@ -68,7 +68,8 @@ def _each_minute(
         _make(place, queue, count, **options)
         made = count * 1e6 / (clock.boot_us() - begun_us)
         with MemberProcess(BenchJob(url, queue.name), clock) as member:
-            # Begin within a minute, so that exactly the firings of the next minute are counted.
+            # Begin between two minutes' firings, so that exactly those of the next minute are
+            # counted.
             left_ms = _MINUTE_MS - clock.now_ms() % _MINUTE_MS
             clock.sleep((left_ms - _AHEAD_MS) / 1_000 if left_ms > _AHEAD_MS else left_ms / 1_000)
             before = member.clear()

@@ -1,4 +1,4 @@
-"""Lists of messages. Ids are never cut, so that they can be copied; other texts are."""
+"""Lists of messages. Ids are never cut, so that they can be copied; other texts may be cut."""
 
 from __future__ import annotations
 

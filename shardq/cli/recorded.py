@@ -125,7 +125,7 @@ def keep_open(opened: AbstractContextManager[Any], db_of: Callable[[], Connectio
     """Keep a connection or app open until the command line ends; note if its command is recorded.
 
     Args:
-        opened: What the command opened: a connection, or an app.
+        opened: The connection or app that the command has opened.
         db_of: Returns the connection.
     """
     context = click.get_current_context()

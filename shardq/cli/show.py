@@ -149,7 +149,7 @@ def _call_of(finder: Finder, look: SearchResult) -> str | None:
 
 
 def state_text(state: State) -> str:
-    """Where a message is, in lines that stand beside the name of a fact."""
+    """The place of a message, in lines that stand beside the name of a fact."""
     text = screen.kept_together(streams.escaped(str(state)))
     return "\n".join(screen.wrapped(text, screen.console().width - screen.FACT))
 

@@ -201,7 +201,7 @@ class Policy:
         return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
 
     def changes_json(self, other: Policy) -> str:
-        """What another policy changes, as the header holds it; empty if nothing is changed.
+        """The changes that another policy makes, as the header holds them; empty if there are none.
 
         Raises:
             UsageError: If its back-off is a function, which cannot travel.
