@@ -1,4 +1,4 @@
-"""Real faults: what three real nodes, their network and our processes do on their worst day.
+"""Real faults: three real nodes, their network and our processes on their worst day.
 
 ```
  test_faults ─► play ── producers, consumers (processes of `proofs`) ──► files ─► judge ─► a line
@@ -6,5 +6,5 @@
                   └─ nodes (kill, freeze, fill) network (cut) proxy (lose answers)     the table
 ```
 
-Run by `scripts/faults`; `pytest` alone leaves this directory out, for it takes minutes.
+`scripts/faults` runs them. `pytest` alone leaves this directory out, because it takes minutes.
 """

@@ -1,7 +1,7 @@
-"""What running nodes hold, asked and set through one Java that stays.
+"""Reads and sets attributes of running nodes through one Java process that stays.
 
-Nodetool would do, but is a Java that starts for every question: while nodes and processes keep two
-cores busy, that is ten seconds each.
+nodetool could do it, but starts a Java for each call. That takes ten seconds while nodes and
+processes keep two cores busy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _FLAGS = (
 
 
 class BeanError(Exception):
-    """A node did not answer, or refused."""
+    """A node did not answer, or refused a call."""
 
 
 class Beans:
-    """A context manager: one Java that asks all nodes.
+    """A context manager: one Java process that calls all nodes.
 
     Args:
-        directory: For what is compiled.
+        directory: Where the compiled Java program goes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,7 +47,7 @@ class Beans:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # At the end of its input it ends.
+        # The Java process ends at the end of its input.
         try:
             self._process.communicate(timeout=_ANSWER_S)
         except subprocess.TimeoutExpired:
@@ -55,7 +55,7 @@ class Beans:
             self._process.wait()
 
     def get(self, port: int, name: str, attribute: str) -> list[str]:
-        """An attribute of all beans whose names fit."""
+        """The values of an attribute of all beans whose names match."""
         return self._ask(port, "get", name, attribute)
 
     def set(self, port: int, name: str, attribute: str, value: object) -> None:
@@ -63,7 +63,7 @@ class Beans:
         self._ask(port, "set", name, attribute, value)
 
     def call(self, port: int, name: str, operation: str) -> None:
-        """Call an operation that takes nothing."""
+        """Call an operation without arguments."""
         self._ask(port, "call", name, operation)
 
     def _ask(self, *fields: object) -> list[str]:

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.gate:
         _leave_out(config, items, lambda item: not item.callspec.params["fault"].in_gate)
     lacking = network.lacking()
-    # There nothing may be left out in silence: what cannot be done fails.
+    # In CI no fault is left out in silence: one that cannot be played fails.
     if lacking is None or os.environ.get(_CI_VARIABLE):
         return
     if left_out := _leave_out(config, items, lambda item: item.get_closest_marker("root")):
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _leave_out(
     config: pytest.Config, items: list[pytest.Item], is_out: Callable[[Any], object]
 ) -> list[Any]:
-    """Leave out those of which that is true; returns them."""
+    """Deselect the tests for which `is_out` is true; returns them."""
     left_out = [item for item in items if is_out(item)]
     items[:] = [item for item in items if item not in left_out]
     if left_out:

@@ -1,4 +1,4 @@
-"""Each fault by itself, and several in a row as a seed says."""
+"""The faults: each by itself, and a mix of several that a seed chooses."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Act: TypeAlias = Callable[[Play, Nodes, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault that can be played.
 
     Attributes:
-        act: Plays it.
-        needs_root: True if that takes root.
-        is_aside: True if the nodes are left alone, so that others can be played beside it.
-        in_gate: True if it is played before each change lands.
+        act: Plays the fault.
+        needs_root: True if the fault needs root.
+        is_aside: True if the fault leaves the nodes alone, so that others can be played beside it.
+        in_gate: True if the fault is played before each change lands.
     """
 
     act: Act
@@ -48,7 +48,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Its name, in the table and on the command line."""
+        """The fault's name, in the table and on the command line."""
         return self.act.__name__
 
 
@@ -58,7 +58,7 @@ FAULTS: list[Fault] = []
 def fault(
     *, needs_root: bool = False, is_aside: bool = False, in_gate: bool = False
 ) -> Callable[[Act], Act]:
-    """Mark what plays a fault."""
+    """Mark a function as one that plays a fault."""
 
     def add(act: Act) -> Act:
         FAULTS.append(Fault(act, needs_root, is_aside, in_gate))
@@ -70,19 +70,19 @@ def fault(
 LEASE_S = TTL_MS / 1_000
 GRACE_S = 10
 SEAL_S = 20 + 60 + 10 + 4 * 20
-"""The minute of the zombies' queue, its offset, the sweep that comes with the seal, and, where the
-node was not back by then, the one 4 minutes after."""
+"""The minute of the zombies' queue, its offset, the sweep at the seal, and the one 4 minutes later,
+which finds them if the node was not back at the seal."""
 SWEEP_S = 30 + 5
-"""By then the sweep of the last minute has come by."""
+"""How soon the sweep of the last minute is made."""
 SWEEP_AGAIN_S = 3
 CALM_S = 5
 CALM_S_MAX = 60
-"""In calm, lanes stay with their consumers, whose polls meet only what is new."""
+"""How long to wait until lanes stay with their consumers, whose polls then read only new rows."""
 LONG_SWEEP = "sweep 60 s"
 LIMITED_LANES = 3
-"""Two tombstones each."""
+"""Few lanes, so that each gets many messages, with two tombstones each."""
 CALLED: dict[str, Any] = {"callers": 1, "rate": 50, "lanes": 6, "group_lanes": 6}
-"""Two lanes for each consumer, the caller too, and no more in them than it can settle."""
+"""Two lanes for each consumer and the caller, and no more messages than the caller can settle."""
 
 
 @fault(in_gate=True)
@@ -107,20 +107,20 @@ def two_nodes_down(play: Play, nodes: Nodes, seed: int) -> None:
         refusal = refused_put(queue)
         play.go_on(play.size.trouble_s / 2)
         nodes.start()
-        # By itself: nothing of ours was started again.
+        # The queue recovers by itself: no process was restarted.
         put(queue, ["after"])
     assert nodes.url.partition("//")[2].partition(",")[0] in refusal
     play.assert_is_back()
 
 
 def refused_put(queue: shardq.Queue) -> str:
-    """What a put is told once the nodes know that too few of them are there."""
+    """The error of a put once the nodes know that too few of them are up."""
     clock = SystemClock()
     for _ in range(60):
         try:
             queue.put("refused")
         except StoreTimeout:
-            # Those that are down are not known to be: maybe applied.
+            # The nodes do not know yet that others are down: the write may be applied.
             clock.sleep(0.1)
         except StoreUnavailable as error:
             # Until the nodes know, the store reports "gave no answer" for reads: try again.
@@ -176,7 +176,7 @@ def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
             play.begin(**CALLED)
             play.go_on()
             play.wait_for(lambda: all(fates_met(proxy)), play.size.quiet_s)
-            # A caller whose every batch waits for some answer takes minutes for what is left.
+            # With lost answers in every batch, a caller would need minutes for the rest.
             proxy.fates = {}
         play.drain()
     play.line.note = ", ".join(f"{n} {what}" for what, n in sorted(proxy.counts.items()))
@@ -185,18 +185,18 @@ def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
 
 
 def fates_met(proxy: Proxy) -> list[int]:
-    """How many answers of each kind have met each fate."""
+    """For each kind of answer and each fate, how many answers met it."""
     return [proxy.counts[f"{kind} {fate}"] for kind in FATES for fate in ("lost", "late")]
 
 
 @contextmanager
 def through_proxy(play: Play, nodes: Nodes, seed: int) -> Iterator[Proxy]:
-    """While this lasts the play's processes speak to the nodes through a proxy."""
+    """While this lasts, the play's processes reach the nodes through a proxy."""
     hosts, _, rest = nodes.url.removeprefix("cassandra://").partition(":")
     port, _, keyspace = rest.partition("/")
     with Proxy(hosts.split(","), int(port), seed) as proxy:
         shown = ",".join(proxy.addresses)
-        # Long waits for what never comes would leave few answers to be lost.
+        # A short timeout: long waits for lost answers would leave few calls to lose answers of.
         play.stage.url = f"cassandra://{shown}:{port}/{keyspace}?timeout=2s"
         play.proxy = proxy
         yield proxy
@@ -256,14 +256,14 @@ def clocks_off_by_90_s(play: Play, nodes: Nodes, seed: int) -> None:
     play.go_on()
     line = play.balance()
     assert not line.causes
-    # Of three processes that deliver, two would be a minute and a half late or early.
+    # If clocks were not corrected, two of the three consumers would be 90 s late or early.
     assert waits.held_up(line.waits) < HELD_UP_MAX
 
 
 @fault()
 def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
-    # A lane for each consumer, and in each more than that within the minute of a sweep. With few
-    # threads a consumer would give its group lanes away whenever all of them are busy.
+    # One lane for each consumer, each with more tombstones than the limit within the minute of a
+    # sweep. With few threads a consumer would give its group lanes away whenever all are busy.
     play.begin(lanes=LIMITED_LANES, group_lanes=LIMITED_LANES, rate=100, threads=16)
     with nodes.tombstone_limit(500):
         before = nodes.logged("tombstones during query")
@@ -271,7 +271,7 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
         play.wait_for(lambda: refused_by(play).calm_s > CALM_S, CALM_S_MAX)
         calm_s = refused_by(play).calm_s
         play.wait_for_all()
-        # Until the sweep of the last minute has come by, and had the time to try again.
+        # Wait for the sweep of the last minute, and then long enough for its repeat.
         play.wait_for(lambda: LONG_SWEEP in refused_by(play).counts, SWEEP_S)
         play.go_on(SWEEP_AGAIN_S)
         tripped = nodes.logged("tombstones during query") - before
@@ -286,7 +286,7 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
 
 
 def refused_by(play: Play) -> Refusals:
-    """What reads the nodes have refused to the play's consumers."""
+    """The reads that the nodes refused to the play's consumers."""
     return refusals(logs_of(play))
 
 
@@ -297,7 +297,7 @@ def disk_full(play: Play, nodes: Nodes, seed: int) -> None:
         with nodes.disk_full():
             write_much(nodes)
             play.go_on()
-            # Its commit log is mapped into memory: with no page left for that, its Java ends.
+            # Its commit log is mapped into memory: without a page for it the Java ends.
             assert not nodes.is_up(FILLED), "the node found room"
         nodes.kill(FILLED)
         nodes.start()
@@ -305,7 +305,7 @@ def disk_full(play: Play, nodes: Nodes, seed: int) -> None:
 
 
 def write_much(nodes: Nodes) -> None:
-    """More than the commit log's segment that is being filled has room for, and the next one."""
+    """Put more bytes than fit into the commit log's present segment and the next one."""
     with shardq.connect(nodes.url) as db:
         put(db.queue("much"), ({"body": bytes(400_000), "delay": "1d"} for _ in range(60)))
 
@@ -313,13 +313,13 @@ def write_much(nodes: Nodes) -> None:
 @fault()
 def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
     """A node misses deletes, gets no hints, and comes back when tombstones are past gc_grace."""
-    # Sealed soon: once the node is back, the seal's sweep is the one that finds them.
-    # In many lanes: a zombie comes from partitions that are read through the node that has it.
+    # Short minutes are sealed soon, so that the seal's sweep finds the zombies of the node.
+    # Many lanes: a zombie is read only in partitions that are read through that node.
     settings: dict[str, Any] = {"minute": "20s", "offset": "60s", "lanes": 16, "group_lanes": 16}
     with play.beside("zombies and a ledger") as known:
-        # Without a ledger, by which they would be known for what they are.
+        # A queue without a ledger delivers zombies: it cannot tell them from messages.
         play.begin(**settings, history="off", plain=True)
-        # And with one, by which they are.
+        # A queue with a ledger recognizes them.
         known.begin(**settings, messages=play.size.messages // 4, consumers=1, producers=1)
         with grace_of(nodes, GRACE_S), nodes.without_hints(3):
             with haunted(play), haunted(known):
@@ -343,26 +343,26 @@ def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
 
 
 def dropped_by(play: Play) -> int:
-    """How many rows a play's consumers have dropped, as they have logged, for the ledger's sake."""
+    """How many rows of ended messages a play's consumers dropped, by their logs."""
     told = "\n".join(logs_of(play))
     return sum(map(int, re.findall(r": (\d+) rows dropped, whose", told)))
 
 
 @contextmanager
 def haunted(play: Play) -> Iterator[None]:
-    """While this lasts a node misses deletes; what it has then, may come again."""
+    """While this lasts, a node misses deletes; rows that it has may be delivered again."""
     with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
         yield
 
 
 def logs_of(play: Play) -> list[str]:
-    """What the consumers of a play have logged, each."""
+    """The log of each consumer of a play."""
     return [one.log.read_text(errors="replace") for one in play.stage.consumers]
 
 
 @contextmanager
 def grace_of(nodes: Nodes, seconds: int) -> Iterator[None]:
-    """While this lasts tombstones of messages are kept for so many seconds."""
+    """While this lasts, tombstones of messages are kept for `seconds`."""
     nodes.alter_messages(gc_grace_seconds=seconds)
     try:
         yield
@@ -378,7 +378,7 @@ def mixed(play: Play, nodes: Nodes, seed: int) -> None:
     with ExitStack() as stack:
         if answers_get_lost in chosen:
             stack.enter_context(through_proxy(play, nodes, seed))
-        # Without a ledger, as most queues are, what comes back is not known for what it is.
+        # A queue without a ledger, like most, cannot recognize rows that come back.
         history, shifts_s = chance.choice(("1d", "off")), chance.choice(((0,), (90, -90, 0)))
         play.begin(history=history, shifts_s=shifts_s)
         for act in chosen:
@@ -451,7 +451,7 @@ def a_producer_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> 
 
 
 def living(processes: Iterable[Process], kind: str) -> list[Process]:
-    """Those of a kind that have not ended."""
+    """The processes of a kind that have not ended."""
     return [one for one in processes if one.process.poll() is None and one.name.startswith(kind)]
 
 

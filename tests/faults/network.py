@@ -1,9 +1,9 @@
-"""Network cuts on loopback: packets to an address and port are dropped without a word.
+"""Network cuts on loopback: packets to an address and port are dropped without an error.
 
-A filter of the kernel's traffic control, which needs root. Nodes connect from 127.0.0.1 whoever
-they are, so what can be cut is the way to a node's port: nothing reaches it, neither requests nor
-the answers to its own, while what it sends itself still arrives. That is the worse half of a cut,
-for what it asks others to write is written, and nobody tells it.
+A filter of the kernel's traffic control drops them, which needs root. All nodes connect from
+127.0.0.1, so only the way to a node's port can be cut: neither requests nor answers reach the node,
+while packets that it sends still arrive. That is the worse half of a cut, because others carry out
+its writes, and it never learns that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PREFERENCE = "4711"
-"""Where our filters are, among others that may be there."""
+"""The priority of our filters, which tells them from others."""
 
-# Offsets in an Ethernet frame, as loopback has it too, with an IP header without options.
+# Offsets in an Ethernet frame with an IP header without options; loopback has such frames too.
 _TO_ADDRESS, _TO_PORT = 30, 36
 _LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 32, 40, 21, 6
 _DROP, _GO_ON = 2, 0xFFFFFFFF
 
 
 def lacking() -> str | None:
-    """Why packets cannot be dropped here; None where they can be."""
+    """Why packets cannot be dropped here; None if they can."""
     if os.geteuid() != 0:
         return "root"
     return None if shutil.which("tc") else "tc, of iproute2"
@@ -37,7 +37,7 @@ def lacking() -> str | None:
 
 @contextmanager
 def cut(*ways: tuple[str, int]) -> Iterator[Callable[[], int]]:
-    """While this lasts, nothing reaches these addresses and ports; yields what counts the drops."""
+    """While this lasts, nothing reaches these addresses and ports; yields a counter of drops."""
     added = _tc("qdisc", "add", "dev", "lo", "clsact", check=False).returncode == 0
     before = _dropped()
     try:
@@ -55,7 +55,7 @@ _ON_LO = ("dev", "lo", "egress", "protocol", "ip", "pref", _PREFERENCE)
 
 
 def _dropping(address: str, port: int) -> str:
-    """The program that drops what goes there, as `tc` reads it."""
+    """The filter program, for `tc`, that drops packets to an address and port."""
     program = [
         (_LOAD_WORD, 0, 0, _TO_ADDRESS),
         (_JUMP_IF_EQUAL, 0, 3, int(ipaddress.IPv4Address(address))),
@@ -68,7 +68,7 @@ def _dropping(address: str, port: int) -> str:
 
 
 def _dropped() -> int:
-    """Packets that filters on loopback have dropped so far."""
+    """The number of packets that filters on loopback have dropped."""
     told = _tc("-s", "qdisc", "show", "dev", "lo").stdout
     found = re.search(r"qdisc clsact.*?dropped (\d+)", told, re.DOTALL)
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""The three nodes, and what can be done to them."""
+"""The three nodes, and the faults that can be made to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRITE_TIMEOUT_MS = 2_000
 _TOMBSTONES = 100_000
 _SETTINGS = {
     "commitlog_total_space": "40MiB",
-    # What a killed node has acknowledged stays: by default it forgets its last 100 ms.
+    # A killed node keeps all that it acknowledged. By default it would lose its last 100 ms.
     "commitlog_sync": "group",
     "commitlog_sync_period": "0ms",
     "commitlog_sync_group_window": "10ms",
@@ -39,8 +39,8 @@ _SETTINGS = {
     "tombstone_failure_threshold": _TOMBSTONES,
 }
 _JAVA_FLAGS = (
-    # They start twice as fast: here they start a dozen times, and what compiles for later, for
-    # minutes, would take the cores from all else.
+    # Nodes start twice as fast. They start a dozen times, and the second compiler would take the
+    # cores from everything else for minutes.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
@@ -55,13 +55,13 @@ _SETTLE_S = 60
 
 @dataclass
 class Nodes:
-    """A context manager: starts the nodes, and ends them with all that they have stored.
+    """A context manager: starts the nodes, and at the end stops them and deletes their data.
 
-    Nodes that run in the directory already are used, and left running.
+    If nodes run in the directory already, it uses them and leaves them running.
 
     Args:
         directory: Where their files go.
-        clock: Waits.
+        clock: The clock that waits.
     """
 
     directory: Path
@@ -100,7 +100,7 @@ class Nodes:
             _run("umount", self._disk)
 
     def start(self) -> None:
-        """Start those that do not run, and wait until all know each other."""
+        """Start the nodes that do not run, and wait until all see each other."""
         there = node.start(
             COUNT, self.directory, settings=_SETTINGS, java_flags=_JAVA_FLAGS, clock=self.clock
         )
@@ -112,7 +112,7 @@ class Nodes:
 
     @contextmanager
     def frozen(self, number: int) -> Iterator[None]:
-        """While this lasts a node stands still."""
+        """While this lasts, a node stands still."""
         pid = self._set().nodes[number - 1].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -123,7 +123,7 @@ class Nodes:
 
     @contextmanager
     def cut_off(self, *numbers: int) -> Iterator[Callable[[], int]]:
-        """While this lasts nothing from the other nodes reaches these; yields what counts that."""
+        """While this lasts, no packet of other nodes reaches these; yields a counter of drops."""
         there = self._set()
         with network.cut(
             *((there.nodes[number - 1].address, there.storage_port) for number in numbers)
@@ -132,7 +132,7 @@ class Nodes:
 
     @contextmanager
     def unreachable(self, *numbers: int) -> Iterator[Callable[[], int]]:
-        """While this lasts nothing from clients reaches these nodes; yields what counts that."""
+        """While this lasts, no packet of clients reaches these nodes; yields a counter of drops."""
         there = self._set()
         with network.cut(
             *((there.nodes[number - 1].address, there.port) for number in numbers)
@@ -141,7 +141,7 @@ class Nodes:
 
     @contextmanager
     def write_timeout(self, millis: int) -> Iterator[None]:
-        """While this lasts every node waits so long for a write."""
+        """While this lasts, every node waits `millis` for a write."""
         try:
             self._set_each(_PROXY, "WriteRpcTimeout", millis)
             yield
@@ -150,7 +150,7 @@ class Nodes:
 
     @contextmanager
     def tombstone_limit(self, count: int) -> Iterator[None]:
-        """While this lasts a read that meets more tombstones fails."""
+        """While this lasts, a read of more than `count` tombstones fails."""
         try:
             self._set_each(_STORAGE, "TombstoneFailureThreshold", count)
             yield
@@ -159,7 +159,7 @@ class Nodes:
 
     @contextmanager
     def without_hints(self, number: int) -> Iterator[None]:
-        """While this lasts nothing is kept for this node while it is down."""
+        """While this lasts, no hints are kept for this node while it is down."""
         others = [other for other in _ALL if other != number]
         try:
             self._set_each(_PROXY, "HintedHandoffEnabled", "false", numbers=others)
@@ -171,7 +171,7 @@ class Nodes:
 
     @contextmanager
     def disk_full(self) -> Iterator[None]:
-        """While this lasts the commit log of node `FILLED` finds no room."""
+        """While this lasts, the commit log of node `FILLED` has no room."""
         if not self._disk.is_mount():
             raise OSError(f"{self._disk} is not a disk of its own, which takes root to mount")
         filler = self._disk / "filler"
@@ -187,19 +187,19 @@ class Nodes:
             filler.unlink()
 
     def is_up(self, number: int) -> bool:
-        """True if a node lives and answers clients."""
+        """True if a node runs and answers clients."""
         there = node.status(self.directory)
         return there is not None and there.nodes[number - 1].state == "up"
 
     def logged(self, text: str) -> int:
-        """How many lines of all nodes' logs have this text."""
+        """How many lines of the nodes' logs contain a text."""
         logs = (self.directory / f"node{n}" / "system.log" for n in range(1, COUNT + 1))
         return sum(
             text in line for log in logs for line in log.read_text(errors="replace").splitlines()
         )
 
     def timeouts(self) -> int:
-        """How many writes and LWTs the nodes have told clients nothing certain about."""
+        """How many writes and LWTs of clients timed out at the nodes."""
         ports = self._jmx_ports(_ALL)
         return sum(int(n) for port in ports for n in self._beans.get(port, _TIMEOUTS, "Count"))
 
@@ -212,7 +212,7 @@ class Nodes:
                 session.execute(f"ALTER TABLE messages WITH {name} = {value}")
 
     def settle(self) -> None:
-        """Wait until every node sees all of them up, and has an answer of all."""
+        """Wait until every node sees all nodes up, and gets answers from all."""
         there = self._set()
         deadline_us = self.clock.boot_us() + _SETTLE_S * 1_000_000
         while self.clock.boot_us() < deadline_us:

@@ -1,6 +1,6 @@
-"""One play: a steady load, trouble in the middle of it, and the judgement of what came of it.
+"""One play: a steady load, trouble in the middle, and the judgement of the results.
 
-The judge believes the files of the processes alone; then the queue's own books must balance.
+The judge reads only the files of the processes. Then the queue's own books must balance.
 """
 
 from __future__ import annotations
@@ -47,42 +47,42 @@ _LATE_MAX = 1_000
 _ASKED_MAX = 10
 _PRODUCE_S_MAX = 3_600.0
 BACK_S = 60
-"""By then everything that was held up has been delivered; the table says when.
+"""How soon after a trouble all delayed messages are delivered; the table shows the time.
 
-A lease lapses in 10 s, and what has waited is worked with care, as fast as the machine can: two
-leases and a poll where it has nothing else to do. What only the seal's sweep finds comes after more
-than two minutes; what that of the last minute finds, comes in time.
+A lease lapses in 10 s, and waiting messages are then delivered with care, as fast as the machine
+can: on an idle one after two leases and a poll. The sweep of the last minute finds rows in time,
+the sweep of the seal only after more than two minutes.
 """
 HELD_UP_MAX = 0.25
-"""With one node of three away fewer than this wait for half a lease; of a queue that stands still
-in a trouble of 10 s, half do."""
+"""With one node of three away, a smaller share of messages waits for half a lease. If the queue
+stood still in a trouble of 10 s, half of them would."""
 WORST_S = 75
-"""And nothing for longer: a lease, and the sweep of the last minute."""
+"""No message waits longer than this: a lease, and the sweep of the last minute."""
 _TOLD_CHARACTERS = 10_000
 _NOT_RENEWED = "lost: it was not renewed in time"
-"""What a consumer logs of a lease that lapsed."""
+"""The text that a consumer logs when a lease lapsed."""
 _SETTLED_MIN = 0.99
-"""Of the deliveries so many are known to be stored, else each repeat would be excused."""
+"""The least share of deliveries with recorded outcomes: others excuse their repeats."""
 _TROUBLED_MIN = 100
-"""So many have to come due in a trouble, to tell what share of them it holds up."""
+"""At least this many messages must come due in a trouble, to judge the share that it delays."""
 _EXCUSED_MAX = 0.01
-"""Of what is of groups fewer than this may have come otherwise than in order, with a cause."""
+"""The largest share of messages with a group that may be out of order with a cause."""
 
 
 class Play:
-    """One queue, its producers and consumers, and what happens to them.
+    """One queue, its producers and consumers, and the troubles that they meet.
 
     Args:
         stage: Where the processes run.
-        nodes: The nodes under them.
-        name: What is played; the queue's name.
-        size: How much.
-        turn: When it may begin, and when its trouble may.
-        lines: Takes its line of the table.
+        nodes: The nodes of the store.
+        name: The name of the fault, and the begin of the queue's name.
+        size: The size of the load, and the strictness of the judge.
+        turn: Tells when the play, and when its trouble, may begin.
+        lines: The lines of the table, to which the play adds its own.
 
     Attributes:
         queue: The queue's name.
-        proxy: What its processes speak through; None: to the nodes themselves.
+        proxy: The proxy between the processes and the nodes; None: there is none.
     """
 
     def __init__(
@@ -129,17 +129,17 @@ class Play:
 
         Args:
             shifts_s: Seconds by which the processes' wall clocks are wrong, in turn.
-            rate: Messages a second of each producer, where not the size's.
-            messages: How many are put at the least, where not the size's.
-            history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
-            consumers: How many there are, callers among them.
-            producers: How many there are.
-            callers: How many of them `receive`.
+            rate: Messages a second of each producer; None: the size's.
+            messages: The fewest messages to put; None: the size's.
+            history: How long the queue's ledger is kept, for the last audit; "off": no ledger.
+            consumers: How many consumers to start, callers among them.
+            producers: How many producers to start.
+            callers: How many of the consumers are callers, which `receive`.
             threads: Threads of each consumer.
             plain: True if all messages are acked, whatever their bodies ask for.
-            settings: The queue's.
+            settings: The queue's settings.
         """
-        # One that a play which failed has left dead is not this one's fault.
+        # A failed play before this one may have left a node dead.
         self.nodes.start()
         if plain or self.size.is_plain:
             self._course = endings.plain
@@ -197,7 +197,7 @@ class Play:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[Play]:
-        """Another play, on the same nodes and at the same time; to be begun and judged as this."""
+        """Another play on the same nodes at the same time; begin and judge it as this one."""
         begun_us = self.stage.clock.boot_us()
         directory = self.stage.directory.with_name(name.replace(" ", "_"))
         with Stage(None, self.stage.url, directory, clock=self.stage.clock) as stage:
@@ -208,11 +208,11 @@ class Play:
                 other.line.took_s = (stage.clock.boot_us() - begun_us) / 1e6
 
     def go_on(self, seconds: float | None = None) -> None:
-        """Let it go on, for as long as the trouble lasts where not said."""
+        """Let the load go on for some seconds; None: as long as the size's trouble lasts."""
         self.stage.sleep(self.size.trouble_s if seconds is None else seconds)
 
     def wait_for(self, done: Callable[[], bool], seconds: float) -> None:
-        """Let it go on until then, or for so long."""
+        """Let the load go on until `done`, for `seconds` at most."""
         clock = self.stage.clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         while clock.boot_us() < deadline_us and not done():
@@ -229,13 +229,13 @@ class Play:
         kind: Kind = Kind.STORE,
         grace_s: float = 0,
     ) -> Iterator[None]:
-        """What is done to the store meanwhile may make deliveries come twice.
+        """While this lasts, the store is in trouble, which may cause second deliveries.
 
         Args:
-            cause: In words.
-            endured: True if the queue is to go on meanwhile.
-            kind: What it is.
-            grace_s: For zombies: how long tombstones are kept.
+            cause: The cause in words.
+            endured: True if the queue must go on meanwhile.
+            kind: The kind of the trouble.
+            grace_s: How long tombstones are kept, for zombies.
         """
         from_us = machine_us()
         yield
@@ -256,7 +256,7 @@ class Play:
 
     @contextmanager
     def frozen(self, one: Process) -> Iterator[None]:
-        """While this lasts a process stands still."""
+        """While this lasts, a process stands still."""
         self._resumes_us = from_us = self.stage.freeze(one)
         try:
             yield
@@ -270,14 +270,14 @@ class Play:
     # The end --------------------------------------------------------------------------------------
 
     def end_load(self) -> None:
-        """Let producers end, once they have put as much as they have to."""
+        """Let producers end once they have put the messages that the play needs."""
         stage = self.stage
         stage.sleep(max(self._loads_until_us - stage.clock.boot_us(), 0) / 1e6)
         self.wait_for(lambda: stage.put_count() >= self._wanted, _PRODUCE_S_MAX)
         stage.stop(*(one for one in stage.producers if one not in self._killed))
 
     def wait_for_all(self) -> list[judge.Put]:
-        """End the load, and wait until all that was put has been delivered; returns it."""
+        """End the load, and wait until all messages are delivered; returns their puts."""
         self.end_load()
         stage = self.stage
         puts = stage.wait_for_producers()
@@ -293,11 +293,11 @@ class Play:
         return {one.body for one in puts if self._course(one.body).is_deadly}
 
     def drain(self, *, left: bool = False, checked: bool = False) -> None:
-        """Wait until all has been delivered, and stop the consumers.
+        """Wait until all messages are delivered, and stop the consumers.
 
         Args:
-            left: True if rows may be left, which only sweeps of sealed shards find.
-            checked: True if what is left is looked for as `shardq check --all` does.
+            left: True if rows may be left that only sweeps of sealed shards find.
+            checked: True to search for rows that are left, as `shardq check --all` does.
         """
         self.end_load()
         if self.size.overlaps:
@@ -308,7 +308,7 @@ class Play:
             self._hand_outs = stage.finish()
             return
         dead = len(self._deadly(self._puts))
-        # Counting goes through all that was settled, while others keep the machine busy.
+        # Long timeout: a count reads all tombstones, while other plays keep the machine busy.
         with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
             queue = db.queue(self.queue, create=False)
             emptied = not (left or checked) and stage.wait_until_empty(queue, dead=dead)
@@ -316,7 +316,7 @@ class Play:
             if emptied:
                 self._consume_late(queue)
             if checked:
-                # One node alone has what came back.
+                # Only one node has the zombies, so all nodes must answer.
                 self.line.dropped = self._of_all_nodes(shardq.Queue.check_all).dropped
             self.line.left = queue.depth(exact=True).total
             self._left = queue.peek(_LEFT_MAX)
@@ -324,16 +324,16 @@ class Play:
             if queue.settings.history_ms:
                 audit = self.line.audit = queue.audit()
                 if not audit.is_even or audit.total.unrecorded:
-                    # One alone may know of a put or an end that was recorded just before the others
-                    # were killed: their commit logs lack the last tenth of a second.
+                    # A put or an end may be on one node only: the others were killed just after,
+                    # and their commit logs lack the last tenth of a second. So ask all nodes.
                     self.line.audit = self._of_all_nodes(shardq.Queue.audit)
 
     def _consume_late(self, queue: shardq.Queue) -> None:
-        """What a node was told and has not confirmed, it may do after the consumers have gone.
+        """Consume rows that a node wrote only after the consumers had ended.
 
-        Such is a move that one of them gave up, for another had settled its row meanwhile: a node
-        that stood still begins with what it was sent, and one that kept it in its batch log has
-        another go within 10 s. The next consumer finds the copy.
+        Such a row is of a move that a consumer gave up, because another had settled the old row. A
+        node that stood still first carries out what it was sent, and a node repeats a batch from
+        its batch log within 10 s. The next consumer finds the copy.
         """
         rows = [one._row for one in queue.peek(_LATE_MAX)]
         if rows and all(self._was_planned_in_trouble(row) for row in rows):
@@ -346,7 +346,7 @@ class Play:
         return any(one.kind is Kind.STORE and _overlap(at_us, one) for one in self._troubles)
 
     def _of_all_nodes(self, ask: Callable[[shardq.Queue], _Told]) -> _Told:
-        """What all nodes tell; they are asked again where one of them is too busy to answer."""
+        """The answer of all nodes together; repeated while one of them is too busy to answer."""
         self.nodes.settle()
         url = f"{self.nodes.url}?timeout=60s&consistency=all"
         for left in range(_ASKED_MAX, 0, -1):
@@ -360,10 +360,10 @@ class Play:
         raise AssertionError("never asked")
 
     def balance(self, *, left: bool = False) -> Line:
-        """The end, at which nothing may be lost, early, left, or twice without a cause.
+        """Drain and judge: nothing may be lost, early, left over, or repeated without a cause.
 
         Args:
-            left: True if rows may be left, which only sweeps of sealed shards find.
+            left: True if rows may be left that only sweeps of sealed shards find.
         """
         if self._puts is None:
             self.drain(left=left)
@@ -398,7 +398,7 @@ class Play:
         return line
 
     def assert_went_on(self) -> None:
-        """Most of what came due in the trouble was delivered soon, and all in time."""
+        """Judge a trouble that the queue endures: most messages came soon, all in time."""
         line = self.balance()
         if self.size.is_plain:
             return
@@ -407,14 +407,14 @@ class Play:
         assert line.worst_s < WORST_S, self._shown_waits()
 
     def assert_is_back(self) -> None:
-        """All that was held up has been delivered by then."""
+        """Judge a trouble that stops the queue: all delayed messages came within `BACK_S`."""
         line = self.balance()
         assert self.size.is_plain or line.back_s < BACK_S, (
             f"{line.back_s:.1f} s: {self._shown_waits()}"
         )
 
     def logged(self) -> str:
-        """What each consumer said last, but for the driver's attempts to reach a node."""
+        """The end of each consumer's log, without the driver's attempts to reach a node."""
         told = []
         for one in self.stage.consumers:
             lines = one.log.read_text(errors="replace").splitlines()
@@ -441,9 +441,9 @@ class Play:
         return "\n".join([first, *map(str, of_these), *map(str, self._troubles)])
 
     def _judge_plainly(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
-        """By what was lost, early or there twice, whatever time it took."""
+        """Judge only lost, early and repeated messages, however long it took."""
         self._judge_whole(puts, hand_outs)
-        # A machine too busy to renew a lease is a cause as well; the consumer says so.
+        # A lease not renewed because the machine was busy is a cause too; the consumer logs it.
         starved = [
             Trouble("lease not renewed", Kind.KILLED, one.started_us, one.started_us, one.out.name)
             for one in self.stage.consumers
@@ -479,7 +479,7 @@ class Play:
         )
         line.groups = judge.group_faults(puts, hand_outs, late_us=judge.SLACK_MS * 1_000)
         line.excused = self._excuse(line.groups, settled)
-        # What a killed producer's last call put, it could not write down.
+        # A killed producer could not record the puts of its last call.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
         for body in {body.decode() for body in verdict.foreign}:
             if cut_short and body.startswith(cut_short):
@@ -487,7 +487,7 @@ class Play:
             else:
                 line.foreign.append(body)
         sizes = {"put": line.messages, "recovered": line.recovered}
-        # Rows that sweeps are still to find are zombies, of messages that have ended.
+        # Remaining rows, for later sweeps to find, are zombies: their messages have ended.
         left = 0 if self._is_haunted else line.left
         line.uneven = endings.uneven(line.endings, left=left, **sizes)
         if line.audit is not None:
@@ -495,7 +495,7 @@ class Play:
         self._time(puts, hand_outs)
 
     def _excuse(self, found: judge.GroupFaults, settled: repeats.Times) -> int:
-        """Leave those faults of groups that have no cause; gives how many had one."""
+        """Remove the faults of groups that have a cause; returns how many had one."""
         many = len(found.passed) + len(found.together)
         found.passed = [
             pair
@@ -518,7 +518,7 @@ class Play:
         if self._troubles:
             from_us = min(one.from_us for one in self._troubles)
             until_us = max(one.until_us for one in self._troubles)
-            # A caller takes as much as it can, and keeps its lanes; consumers have to go on.
+            # Only consumers must go on: a caller takes what it can, and keeps its lanes.
             line.troubled = [
                 one for one in waits.within(line.waits, from_us, until_us) if not one.first.is_claim
             ]
@@ -533,5 +533,5 @@ def _letter(dead: shardq.Message) -> Letter:
 
 
 def _overlap(at_us: int, trouble: Trouble) -> bool:
-    """True if something was begun in a trouble, or less than a second before it."""
+    """True if a time is in a trouble, or less than a second before it."""
     return trouble.from_us - 1_000_000 <= at_us <= trouble.until_us

@@ -1,4 +1,4 @@
-"""All plays of a run: those that leave the nodes alone side by side, the others in turn."""
+"""All plays of a run. Those that leave the nodes alone run side by side, the others in turn."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Programme:
-    """A context manager: plays faults, and ends what it has begun.
+    """A context manager: plays faults, and at the end stops plays that still run.
 
     Args:
-        nodes: Under all plays.
-        directory: For the files of their processes.
-        size: How much is played.
-        seed: Of what is chosen at random.
-        clock: All wait on it.
+        nodes: The nodes of all plays.
+        directory: Where the files of their processes go.
+        size: The size of the plays.
+        seed: The seed of random choices.
+        clock: The clock on which all plays wait.
 
     Attributes:
-        lines: Of the plays that have begun, in their order.
+        lines: The lines of plays that have begun, in order.
     """
 
     nodes: Nodes
@@ -60,7 +60,7 @@ class Programme:
         self._pool.shutdown()
 
     def begin(self, faults: Sequence[Fault]) -> None:
-        """Begin to play these faults, in an order of its own."""
+        """Begin to play these faults, in an order that the programme chooses."""
         turns: list[Turn] = []
         aside = [one for one in faults if one.is_aside]
         for place, one in enumerate(aside):
@@ -74,14 +74,14 @@ class Programme:
                 self._start(one, before[0])
 
     def wait_for(self, fault: Fault) -> None:
-        """Wait until a fault has been played, and log what its consumers said if that fails.
+        """Wait until a fault has been played; if it fails, log the ends of its consumers' logs.
 
         Raises:
-            Exception: What the play ended with.
+            Exception: The error of the play.
         """
         end = self._ends[fault.name]
         if end.exception() is not None and fault.name in self._plays:
-            # Beside the error, not in it: there it would hide what is wrong.
+            # Logged apart from the error, which the long logs would hide.
             _log.error("%s", self._plays[fault.name].logged())
         end.result()
 

@@ -1,12 +1,12 @@
-"""A proxy before every node that loses or delays answers, after the node has worked.
+"""A proxy before each node. It loses or delays answers after the node has carried a call out.
 
 ```
  client ── segments ─► envelope ─► which statement? remembered by stream ─► node
         ◄─ segments ── lost, late or passed on ◄── envelope ◄── segments ──
 ```
 
-Clients that were given its addresses never learn those of the nodes: they are replaced in whatever
-the nodes tell of each other. It speaks CQL's protocol 5 with the driver's own framing.
+Clients of the proxies never learn the addresses of the nodes, because a proxy replaces them in
+what nodes report of each other. It speaks CQL's protocol 5 with the driver's own framing.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ENVELOPE = struct.Struct(">BBhBI")
 _STARTUP, _RESULT, _PREPARE, EXECUTE, _EVENT, BATCH = 0x01, 0x08, 0x09, 0x0A, 0x0C, 0x0D
 _PREPARED = 4
 _LOGGED = 0
-"""The type of a batch that is atomic over partitions, by which rows are moved."""
+"""The type of a batch that is atomic over partitions: moves of rows are such batches."""
 _SEGMENT_BYTES_MAX = 1 << 18
 
 
 class Fate(NamedTuple):
-    """What becomes of the answers of one kind of statement: of so many, one is lost and one late.
+    """The fate of answers to one kind of statement.
 
     Attributes:
-        one_in: How many; which ones of them is chance's, that it happens is not.
+        one_in: Of each so many answers, one is lost and one is late, chosen at random.
         late_s: The longest delay, seconds.
     """
 
@@ -47,7 +47,7 @@ class Fate(NamedTuple):
 
 
 class _Frames:
-    """Cuts one direction of a connection into envelopes: bare ones first, then in segments."""
+    """Divides one direction of a connection into envelopes: bare first, then in segments."""
 
     def __init__(self) -> None:
         self._codec: driver.SegmentCodec | None = None
@@ -55,11 +55,11 @@ class _Frames:
         self._payload = bytearray()
 
     def use_segments(self, codec: driver.SegmentCodec) -> None:
-        """From the next byte on envelopes are in segments."""
+        """Expect envelopes in segments from the next byte on."""
         self._codec = codec
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The envelopes that these bytes complete."""
+        """Take bytes; yields the envelopes that they complete."""
         self._read += data
         while True:
             if self._codec is not None:
@@ -72,7 +72,7 @@ class _Frames:
             yield one
 
     def pack(self, envelope: bytes) -> bytes:
-        """An envelope as it goes over the wire."""
+        """The bytes of an envelope on the wire."""
         if self._codec is None:
             return envelope
         out = io.BytesIO()
@@ -117,14 +117,14 @@ class Proxy:
 
     Args:
         nodes: The nodes' addresses.
-        port: Theirs, and the proxies'.
-        seed: Of the choice.
+        port: The port of the nodes and of the proxies.
+        seed: The seed of the random choices.
 
     Attributes:
-        fates: Of the answers to LWTs, to batches that move rows, and to all other writes: `lwt`,
-            `move`, `write`; where there is none, all are passed on.
-        addresses: The proxies', one for each node.
-        counts: Answers by kind and fate.
+        fates: Kind -> the fate of its answers: `lwt`, `move` (a batch that moves rows) or `write`
+            (any other). Answers of other kinds are passed on.
+        addresses: The addresses of the proxies, one for each node.
+        counts: The numbers of answers by kind and fate.
     """
 
     def __init__(self, nodes: Sequence[str], port: int, seed: int) -> None:
@@ -212,7 +212,7 @@ class Proxy:
             await to_client.drain()
 
     def _remember(self, envelope: bytes, link: _Link) -> None:
-        """Keep what a request is, until its answer comes."""
+        """Record the kind of a request until its answer comes."""
         _, _, stream, opcode, _ = _ENVELOPE.unpack_from(envelope)
         body = envelope[_ENVELOPE.size :]
         if opcode == _STARTUP:
@@ -238,7 +238,7 @@ class Proxy:
                 envelope = envelope.replace(real, ours)
         packed = link.answers.pack(envelope)
         if link.codec is not None:
-            # The answer to STARTUP was the last one outside a segment.
+            # The answer to STARTUP is the last envelope outside a segment.
             link.answers.use_segments(link.codec)
             link.codec = None
         kind = link.kinds.pop(stream, None)
@@ -249,7 +249,7 @@ class Proxy:
             self._loop.call_later(delay_s, self._write_late, to_client, packed)
 
     def _choose(self, kind: str) -> float:
-        """How long an answer is kept back; below 0 where it is lost."""
+        """The seconds by which an answer is delayed; below 0: it is lost."""
         fate = self.fates.get(kind)
         if fate is None:
             return 0.0
@@ -271,12 +271,12 @@ class Proxy:
 
 
 def kind_of(opcode: int, body: bytes, texts: Mapping[bytes, str]) -> str | None:
-    """What a request is whose answer may be lost: `lwt`, `move` or `write`; None for a read.
+    """The kind of a request, `lwt`, `move` or `write`; None for a read, whose answer is kept.
 
     Args:
         opcode: `EXECUTE` or `BATCH`.
         body: The rest of its envelope.
-        texts: Of prepared statements, by their ids.
+        texts: Id -> text of each prepared statement.
     """
     if opcode == BATCH and body[0] == _LOGGED:
         return "move"
@@ -290,11 +290,11 @@ def kind_of(opcode: int, body: bytes, texts: Mapping[bytes, str]) -> str | None:
 
 
 def _beside(address: str) -> str:
-    """The proxy's address of a node: 127.0.0.11 has 127.0.1.11."""
+    """The address of a node's proxy: 127.0.1.11 for 127.0.0.11."""
     first, second, _, last = address.split(".")
     return f"{first}.{second}.1.{last}"
 
 
 def _told(address: str) -> bytes:
-    """An address as nodes tell it: its length, whatever the length's own size, then its bytes."""
+    """An address as nodes send it, from its length's last byte on."""
     return b"\x04" + bytes(map(int, address.split(".")))

@@ -1,4 +1,4 @@
-"""Reads that nodes refused for the tombstones in them, by the logs of a play's consumers."""
+"""Reads that nodes refused because of too many tombstones, by the logs of consumers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _OF_WHAT_IS_NEW = {"poll", "catch-up", "ahead"}
 
 @dataclass(slots=True)
 class Refusals:
-    """What consumers have told.
+    """The refused reads that consumers logged.
 
     Attributes:
         counts: Purpose -> refused reads.
-        polls: Polls, and looks ahead, that were refused though each lane had had one reader for
-            the time of a lease: of two, the one that waits meets what the other has settled.
-        calm_s: For how long after such a time each has had the same one, up to the last line.
+        polls: Polls and looks ahead that were refused though no lane had changed its reader for the
+            time of a lease. After a change, a new reader meets tombstones of the former one.
+        calm_s: How long, up to the last log line and after such a time, lanes kept their readers.
         failed: Steps that failed.
     """
 
@@ -42,7 +42,7 @@ class Refusals:
 
 
 def refusals(logs: Iterable[str]) -> Refusals:
-    """What the logs of all consumers of a queue say together."""
+    """Read the logs of all consumers of a queue."""
     lines = [
         (datetime.fromisoformat(found["at"]), reader, line, found)
         for reader, log in enumerate(logs)

@@ -1,4 +1,4 @@
-"""How much a play plays, and how strictly it is judged: in the gate, by itself, and at length."""
+"""Sizes of plays, and the strictness of their judge: in the gate, by hand, and at length."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is played.
+    """The size of a play.
 
     Attributes:
         rate: Messages a second of each producer.
-        messages: How many they put at the least: until the trouble is over, and so many.
-        delays_ms: How far ahead messages are due, in turn.
-        groups: Of each producer; half of its messages are of one.
-        before_s: How long all goes well at first.
-        trouble_s: How long trouble lasts, where it can be chosen.
-        acts: How many troubles are mixed.
-        together: So many plays that leave the nodes alone go on side by side.
+        messages: The fewest messages that producers put; they also put until the trouble ends.
+        delays_ms: The delays of messages, in turn.
+        groups: The groups of each producer; half of its messages have one.
+        before_s: How long the load runs before the trouble.
+        trouble_s: How long a trouble lasts, if it can be chosen.
+        acts: How many troubles the fault `mixed` has.
+        together: How many plays that leave the nodes alone run side by side.
         overlaps: True if a play begins while the one before it drains.
-        quiet_s: How long nothing may come before what is missing is lost.
-        is_plain: True if messages are only acked, and judged by what is lost, early or there twice
-            without a cause: by nothing that hangs on how fast the machine is.
+        quiet_s: After this long without a delivery, missing messages count as lost.
+        is_plain: True if messages are only acked, and the judge looks only for lost, early and
+            repeated ones: at nothing that depends on the speed of the machine.
     """
 
     rate: int
@@ -50,11 +50,11 @@ SHORT = Size(
 )
 GATE = replace(SHORT, quiet_s=300.0, is_plain=True)
 LONG = Size(
-    # Half of what three nodes and all processes can on two cores: it has to catch up afterwards.
+    # Half of what nodes and processes can do on two cores, so that they catch up afterwards.
     rate=100,
     messages=100_000,
     delays_ms=(0, 1_000, 5_000, 20_000, 40_000),
-    # What waits behind a head moves with it: with hundreds in each, a caller settles five a second.
+    # Many groups: waiting messages move with their head, which is slow with hundreds in a group.
     groups=1_000,
     before_s=20,
     trouble_s=30,

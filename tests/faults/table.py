@@ -1,4 +1,4 @@
-"""The table at the end: a line for each fault, of what was judged."""
+"""The table at the end: a line for each fault, with the findings of the judge."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ class Line:
     """One line of the table.
 
     Attributes:
-        fault: What was done.
-        messages: Messages that the store has acknowledged.
+        fault: The name of the fault.
+        messages: Messages whose puts the store acknowledged.
         received: Deliveries that callers received.
-        lost: Bodies of those that were never delivered.
+        lost: The bodies of messages that were never delivered.
         early: Deliveries before the due that was asked for.
         repeats: Second deliveries and their causes.
-        recovered: Delivered though their put never returned, for its producer was killed.
-        foreign: Delivered and never put.
-        groups: What of groups did not come in order, or not one at a time.
-        excused: Of what was of groups, how much was in no order, or not one at a time, for a cause.
+        recovered: Messages delivered though their producer was killed before the put returned.
+        foreign: Messages delivered but never put.
+        groups: Messages of groups that were out of order, or not delivered one at a time.
+        excused: How many of these have a cause.
         endings: How the messages ended, and after how many attempts.
-        uneven: Where what was put is not what has ended.
-        waits: How long each message waited, due and stored; the longest first.
-        troubled: Those of what came due in the trouble, and was delivered by consumers.
-        resumed_s: Seconds until nothing that was handed out had waited for 2 s any more, for half a
-            minute: from the end of a trouble that stops the queue, or the beginning of one that
-            must not.
-        back_s: The same for waits of 5 s, and ever after; by this it is judged.
+        uneven: Differences between the messages put and those that ended.
+        waits: How long each message waited once due and stored; the longest first.
+        troubled: The waits of messages that came due in the trouble and that consumers delivered.
+        resumed_s: Seconds until, for half a minute, no delivery had waited 2 s: from the end of a
+            trouble that stops the queue, or from the begin of one that must not.
+        back_s: Seconds until no later delivery had waited 5 s; the judge uses this.
         left: Rows in the queue at the end.
-        late: Rows that a node wrote only when the queue was empty, and all consumers had gone.
-        dropped: Rows of messages that had ended, which a check found.
-        audit: What the queue's own books say; None where it kept none.
+        late: Rows that a node wrote only after the queue was empty and all consumers had ended.
+        dropped: Rows of ended messages that a check found.
+        audit: The audit of the queue's ledger; None without a ledger.
         took_s: How long the play took.
-        note: What else was seen.
+        note: Other findings.
     """
 
     fault: str
@@ -73,16 +72,16 @@ class Line:
 
     @property
     def causes(self) -> Counter[str]:
-        """Second deliveries, by their cause."""
+        """Cause -> the number of second deliveries."""
         return self.repeats.excused
 
     @property
     def worst_s(self) -> float:
-        """The longest that a message waited, due and stored."""
+        """The longest that a message waited once due and stored, seconds."""
         return self.waits[0].us / 1e6 if self.waits else 0.0
 
     def cells(self) -> tuple[str, ...]:
-        """As the table shows it."""
+        """The cells of the line in the table."""
         in_flight = self.repeats.in_flight
         causes = [
             f"{self.causes[cause]} of {in_flight[cause]} {cause}"

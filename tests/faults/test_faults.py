@@ -1,4 +1,4 @@
-"""Nothing is lost, early, or twice without a cause, whatever goes wrong."""
+"""Whatever fault is played, nothing is lost, early, or repeated without a cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: a play may begin while one before it ends, but their troubles never meet.
+"""Turns of plays: a play may begin while the one before ends, but their troubles never meet.
 
 ```
  one  ── load ── trouble ──┬─ drain ── audit ──┐
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Abandoned(Exception):
-    """The plays are over before their end."""
+    """Raised in a play that is abandoned before its end."""
 
 
 class Patience(SystemClock):
-    """A clock on which nobody waits any longer once the plays are abandoned."""
+    """A clock whose waits end at once when the plays are abandoned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class Patience(SystemClock):
 
 @dataclass
 class Turn:
-    """One play's.
+    """The turn of one play.
 
     Args:
-        clock: Waits.
-        before: The turns that come before it.
+        clock: The clock that waits.
+        before: The turns before this one.
 
     Attributes:
-        healed: Its trouble is behind it.
-        over: It has ended.
+        healed: Set once the play's trouble has ended.
+        over: Set once the play has ended.
     """
 
     clock: Patience
@@ -59,15 +59,15 @@ class Turn:
     over: threading.Event = field(default_factory=threading.Event)
 
     def wait_to_begin(self) -> None:
-        """Until those before have their troubles behind them."""
+        """Wait until the troubles of the plays before have ended."""
         self._wait_for([one.healed for one in self.before])
 
     def wait_for_trouble(self) -> None:
-        """Until those before have ended: what is done to the nodes is then done to this one."""
+        """Wait until the plays before have ended, so that the trouble hits this one alone."""
         self._wait_for([one.over for one in self.before])
 
     def end(self) -> None:
-        """It is over, however it went."""
+        """End the turn, however the play went."""
         self.healed.set()
         self.over.set()
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from proofs.judge import HandOut, Put
 
 LATE_US = 2_000_000
-"""A message that waited longer than this was held up."""
+"""A message that waited longer than this was late."""
 HELD_UP_US = 5_000_000
-"""And one that waited for half a lease, not by what else a machine of two cores has to do."""
+"""A message that waited this long, half a lease, was delayed by more than a busy machine."""
 CALM_US = 30_000_000
-"""What is late when for three leases nothing was, is so for another reason."""
+"""After three leases without a late message, a later one has another reason."""
 
 
 class Wait(NamedTuple):
@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 
     @property
     def since_us(self) -> int:
-        """From when on it waited, by the machine's clock."""
+        """When the wait began, by the machine's clock, epoch microseconds."""
         return self.first.began_us - self.us
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Wait(NamedTuple):
 def waits(
     puts: Iterable[Put], hand_outs: Iterable[HandOut], course: Callable[[str], Course]
 ) -> list[Wait]:
-    """All waits, the longest first; one of a group waits from when those before it let it.
+    """All waits, the longest first. A message of a group waits once those before it have ended.
 
     Args:
-        puts: In the order of each producer.
-        hand_outs: Of all consumers.
-        course: What course a body goes.
+        puts: The puts, those of each producer in order.
+        hand_outs: The deliveries of all consumers.
+        course: Returns the course that a body asks for.
     """
     firsts: dict[str, HandOut] = {}
     ends_us: dict[str, int] = {}
@@ -77,7 +77,7 @@ def waits(
 
 
 def resumed_s(found: Iterable[Wait], from_us: int) -> float:
-    """Seconds from a moment until nothing that was delivered was late any more, for `CALM_US`."""
+    """Seconds from a time until, for `CALM_US`, no delivered message was late."""
     resumed_us = from_us
     for began_us in sorted(_began(found, from_us, LATE_US)):
         if began_us - resumed_us > CALM_US:
@@ -87,12 +87,12 @@ def resumed_s(found: Iterable[Wait], from_us: int) -> float:
 
 
 def back_s(found: Iterable[Wait], from_us: int) -> float:
-    """Seconds from a moment until nothing that was delivered had been held up ever after."""
+    """Seconds from a time until no later delivery was delayed."""
     return (max(_began(found, from_us, HELD_UP_US), default=from_us) - from_us) / 1e6
 
 
 def _began(found: Iterable[Wait], from_us: int, late_us: int) -> Iterator[int]:
-    """When what had waited for longer than that was delivered, from a moment on."""
+    """The times, from `from_us` on, of deliveries after a wait over `late_us`."""
     return (
         one.first.began_us for one in found if one.us > late_us and one.first.began_us >= from_us
     )

@@ -1,4 +1,4 @@
-"""How the calls of a process fare, whichever store they are made to: time, refusals, counters."""
+"""The calls of a process to either simulated store: their duration, failures and counts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _FATES = ("refused", "lost", "unanswered", "late")
-"""Fates from `REFUSED` on, by the names of their shares."""
+"""The fates from `REFUSED` on, in order, by the names of their shares in `Weather`."""
 _SLOW_US = 1_000_000
 
 
 class Calls(Forwarding):
-    """What all simulated stores of a process have in common.
+    """The part that both simulated stores have in common.
 
-    Reads go to the tables as they are. Subclasses have the verbs that write by hand.
+    Reading verbs are forwarded to the tables. Subclasses define the writing verbs.
 
     Args:
-        network: What is between it and the tables.
-        tables: What has the verbs that read.
-        process: Whose calls these are; None: of nobody simulated, done at once.
+        network: The network between the store and the tables.
+        tables: The tables, which have the reading verbs.
+        process: The process that calls; None: no simulated process, calls are done at once.
 
     Attributes:
-        beside: None: nothing is beside it.
-        shown: That it is simulated.
+        beside: None: there is no file beside the store.
+        shown: The store's name in messages, which says that it is simulated.
     """
 
     beside: Path | None = None
@@ -54,16 +54,16 @@ class Calls(Forwarding):
         self._scheduler = network.scheduler
 
     def open(self, *, create: bool = False) -> None:
-        """Nothing: the tables are there."""
+        """Do nothing: the tables exist."""
 
     def close(self) -> None:
-        """Nothing: the tables stay."""
+        """Do nothing: the tables stay."""
 
     def mend_index(self, there: Iterable[Shard] = (), gone: Iterable[Shard] = ()) -> None:
-        """Nothing: its index is never behind."""
+        """Do nothing: the index is always complete."""
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
+        """The rows, of these positions, that exist."""
         wanted = list(positions)
         if not wanted:
             return []
@@ -79,7 +79,7 @@ class Calls(Forwarding):
     def records(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What was decided last under these keys of a partition, or under all."""
+        """The records under these keys of a partition, or under all, as LWTs last decided them."""
         found: dict[K, V] = self._read(
             f"records {table.name}", lambda: self._store.records(table, partition, keys)
         )
@@ -128,7 +128,7 @@ class Calls(Forwarding):
         return TWICE
 
     def _pass(self, process: Process, slow: float = 0.0) -> None:
-        """The time that a call takes."""
+        """Let the time pass that a call takes."""
         weather, chance = self._network.weather, process.chance
         draw = chance.random()
         us = weather.least_us + int(weather.spread_us * draw * draw * draw)

@@ -5,8 +5,8 @@
  static  lock (until) │ holder │ window                       a tombstone wins a tie
 ```
 
-Here is what a node does with a write that reaches it. When it does, and which time it carries, is
-the client's: `network.py`.
+This is what a node does with a write that reaches it. `client.py` and `network.py` decide when it
+arrives and which time it carries.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from shardq.stores.tables import Change, K, Partition, Table, V
 
 _Entry = tuple[int, bytes, "Row"]
-"""Due, order of the row id, the row as it reads now."""
+"""(due, order of the row id, the row with its edits)."""
 _TIME_BASED = 1
 """The version of a row id, a UUID."""
 
 
 class _Note(NamedTuple):
-    """A row of a table of notes or records, `until_us` 0 for ever; a deleted one has no values."""
+    """A row of a table of notes or records. `until_us` 0: for ever. A deleted row has no values."""
 
     at_us: int
     values: Any
@@ -49,7 +49,7 @@ def _silent(*_: object) -> None:
 
 
 def _viewed(table: Table[Any, V], values: Any) -> V:
-    """The values that a table shows of a row; a view shows some of the columns."""
+    """The values that a table has of a row. A view has only some of the columns."""
     if table not in VIEWS:
         return values  # type: ignore[no-any-return] # of this table
     return table.values_of([getattr(values, column.name) for column in table.values])
@@ -63,18 +63,18 @@ class Cells:
     """The tables. Any number of threads may use them.
 
     Args:
-        machine_us: The node's clock, epoch microseconds: what TTLs run out by.
+        machine_us: The node's clock, epoch microseconds, by which TTLs expire.
 
     Attributes:
-        risen: Rows that a write brought back after their deletion; a right client never does.
-        survivors: Rows that were there when they were deleted, and still are; likewise.
+        risen: Rows that a write brought back after their deletion. A correct client causes none.
+        survivors: Rows that a delete failed to hide. A correct client causes none.
         marks: The ledger.
-        beaten: How often a write came after its row's tombstone, and was void.
-        on_write: Told each row that becomes visible.
-        on_delete: Told each row that a delete hides.
-        on_edit: Called with each row that is edited in place, as it reads from then on.
-        on_note: Told table, partition, key and values of each note or record that is written; its
-            values are None where it is deleted.
+        beaten: How often a write arrived after its row's tombstone, without effect.
+        on_write: Called with each row that becomes visible.
+        on_delete: Called with each row that a delete hides.
+        on_edit: Called with each row that is edited in place, in its new state.
+        on_note: Called with table, partition, key and values of each note or record that is
+            written; the values are None if it is deleted.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -136,7 +136,7 @@ class Cells:
             self._dead[key] = at_us
 
     def drop(self, position: Position) -> None:
-        """Lose a row, as no client does: nobody is told, and no write brings it back."""
+        """Lose a row, as no client does: without a callback, and no write brings it back."""
         with self._lock:
             self._take(position)
             self._dead[position] = self._written[position] + 1
@@ -148,7 +148,7 @@ class Cells:
                 self.delete(entry[2].position, at_us)
 
     def edit(self, row: Row, at_us: int) -> None:
-        """Write the state of a row, be that there or not."""
+        """Write the state of a row, whether the row exists or not."""
         key = row.position
         with self._lock:
             before = self._edits.get(key)
@@ -164,7 +164,7 @@ class Cells:
                     self.on_edit(edited)
 
     def _take(self, position: Position, *, keep: bool = False) -> Row:
-        """A live row, which is taken out unless it is to be kept."""
+        """Return a live row, and remove it unless `keep`."""
         shard, due_ms, row_id = position
         entries = self._live[shard]
         at = bisect_left(entries, (due_ms, order_key(row_id)))
@@ -181,7 +181,7 @@ class Cells:
         entries[bisect_left(entries, key)] = (*key, row)
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
+        """The rows, of these positions, that exist."""
         found = []
         with self._lock:
             for shard, due_ms, row_id in positions:
@@ -205,7 +205,7 @@ class Cells:
         return found if wanted[0].bodies else [row._replace(body=b"") for row in found]
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
-        """Rows and claims of each shard of a slice that has any."""
+        """The counts of rows and claims of each shard of a slice that has rows."""
         tallies = {}
         with self._lock:
             for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
@@ -218,16 +218,16 @@ class Cells:
         return tallies
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, in order."""
+        """The shards of these minutes and lanes that have a row, in order."""
         with self._lock:
             return self._live_shards(queue, minutes, lanes)
 
     def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
-        """The queues of slices that have a row there."""
+        """The queues of those slices that have a row."""
         return {one.queue for one in wanted if self.read(one)}
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """The shards of a queue that have a row, as they are when each is asked for."""
+        """The shards of a queue that have a row at the time when each is yielded."""
         with self._lock:
             listed = sorted(shard for shard in self._live if shard.queue == queue)
         for shard in listed:
@@ -252,7 +252,7 @@ class Cells:
         live = self._live
         if not minutes or not lanes or not live:
             return []
-        # A poll of an idle queue asks for hundreds of shards, of which a handful has rows.
+        # A poll of an idle queue asks for hundreds of shards, but only a few have rows.
         if len(minutes) * len(lanes) > len(live):
             found = [
                 shard
@@ -294,16 +294,16 @@ class Cells:
         return LeaseState(lock if until_us > self.machine_us() else None, holder, window)
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """The lease states of the shards of those rows that are there."""
+        """The lease states of the shards of existing rows."""
         return {row.shard: self.lease(row.shard) for row in self.find(positions)}
 
     def lane_locks(self, queue: str, lanes: Sequence[int]) -> dict[int, LeaseState]:
-        """The lease states of lanes for groups that were ever leased."""
+        """The lease states of those group lanes that were ever leased."""
         states = {lane: self.lease(Shard(queue, LANE_LEASE, lane)) for lane in lanes}
         return {lane: state for lane, state in states.items() if state != LeaseState()}
 
     def take(self, shard: Shard, seen: str | None, ours: LeaseState, ttl_ms: int) -> LeaseState:
-        """Set lock and holder where there is no lock, and the holder is the one seen."""
+        """Set lock and holder if there is no lock, and the holder is the one seen."""
         with self._lock:
             state = self.lease(shard)
             if state.lock is None and state.holder == seen:
@@ -312,7 +312,7 @@ class Cells:
             return state
 
     def renew(self, shard: Shard, lock: str, ttl_ms: int) -> bool:
-        """Set the lock anew where it is this one."""
+        """Renew the TTL of the lock if it is this one."""
         with self._lock:
             is_ours = self.lease(shard).lock == lock
             if is_ours:
@@ -320,7 +320,7 @@ class Cells:
             return is_ours
 
     def release(self, shard: Shard, lock: str) -> bool:
-        """Delete lock, holder and window where the lock is this one."""
+        """Delete lock, holder and window if the lock is this one."""
         with self._lock:
             is_ours = self.lease(shard).lock == lock
             if is_ours:
@@ -330,7 +330,7 @@ class Cells:
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int]
     ) -> bool:
-        """List minutes of a lane and erase others, where its lock is this one."""
+        """List minutes of a lane and erase others if its lock is this one."""
         with self._lock:
             is_ours = self.lease(lease).lock == lock
             if is_ours:
@@ -361,7 +361,7 @@ class Cells:
         *,
         ttl_ms: int | None = None,
     ) -> None:
-        """Write values at a time; None deletes them."""
+        """Write the values of a key at a time; None deletes them."""
         with self._lock:
             rows = self._notes.setdefault((table.name, partition), {})
             before = rows.get(key)
@@ -372,7 +372,7 @@ class Cells:
     def notes(
         self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
     ) -> dict[K, V]:
-        """What stands under these keys, or all, and has not run out."""
+        """The values under these keys, or all, that have not expired."""
         wanted = None if keys is None else set(keys)
         now_us = self.machine_us()
         with self._lock:
@@ -387,10 +387,10 @@ class Cells:
     def change(
         self, table: Table[K, V], change: Change, at_us: int, nonce: object
     ) -> dict[str, Any] | None:
-        """Change a record if it is as it was seen, or was changed by this before.
+        """Change a record if it is as it was seen, or if this same change was applied before.
 
         Returns:
-            None where it is; else what is there of the columns seen.
+            None if the change is applied; else the present values of the columns seen.
         """
         partition, columns, seen, new, *_, ttl_ms = change
         key, now_us = table.key_of(columns), self.machine_us()
@@ -415,11 +415,11 @@ class Cells:
     # The ledger -----------------------------------------------------------------------------------
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What the ledger says of those entries that it knows."""
+        """The marks in the ledger of these entries."""
         return self.marks.find(entries)
 
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
-        """The ledger of those minutes."""
+        """The marks in the ledger of these minutes."""
         return iter(self.marks.read(queue, minutes))
 
     def _until_us(self, ttl_ms: int | None) -> int:
@@ -427,7 +427,7 @@ class Cells:
 
 
 def _with_state(row: Row, edited: Row) -> Row:
-    """A row with what an edit changes."""
+    """A row with the columns that an edit changes."""
     return row._replace(
         attempt=edited.attempt,
         claim=edited.claim,

@@ -1,7 +1,7 @@
-"""The client of simulated tables, a switch point at every call: `Store` for a process.
+"""The client of simulated tables, a `Store` for a process; at each call other fibers may run.
 
-What a client decides is here: the time of each write, in how many requests a call goes out, and
-that an LWT is asked again until its outcome is certain. How a request fares is `network.py`'s.
+The client decides the write time of each cell, in how many requests a call is sent, and repeats an
+LWT until its outcome is certain. `network.py` decides the fate of a request.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class SimulatedStore(Calls):
     """A `shardq.stores.store.Store` as one process sees it.
 
     Args:
-        network: What is between it and the tables.
-        process: Whose calls these are; None: of nobody simulated, done at once.
+        network: The network between the store and the tables.
+        process: The process that calls; None: no simulated process, calls are done at once.
 
     Attributes:
-        is_local: False: a node tells the time.
+        is_local: False: nodes have the clock.
     """
 
     is_local = False
@@ -55,14 +55,14 @@ class SimulatedStore(Calls):
     def __init__(self, network: Network, process: Process | None = None) -> None:
         super().__init__(network, network.cells, process)
         self._cells = network.cells
-        # As long as a write may be late, whose caller knows no more after the timeout.
+        # The longest that a write may be late. After the timeout its caller does not know of it.
         weather = network.weather
         self.write_timeout_ms = max(weather.timeout_us, weather.late_us) // 1_000
 
     # Rows -----------------------------------------------------------------------------------------
 
     def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
-        """Write rows at their births; with `once` unless its line is there."""
+        """Write rows at their births; with `once` only if its line does not exist."""
         if once is not None:
             return steps.insert(self, rows, once)
         for chunk in _chunks(rows):
@@ -74,7 +74,7 @@ class SimulatedStore(Calls):
         self._write("insert", rows, _row_id, lambda row: write(row, self.written_us(row)))
 
     def delete(self, positions: Iterable[Position]) -> None:
-        """Delete rows a second after their births."""
+        """Delete rows with tombstones a second later than their births."""
         self._delete(list(positions))
 
     def _delete(self, positions: list[Position]) -> None:
@@ -89,7 +89,7 @@ class SimulatedStore(Calls):
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
         kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
-        """Write new rows and delete old ones: one batch, or where too large, in that order."""
+        """Write new rows and delete old ones: in one batch, or one by one if that is too large."""
         small: list[RowMove] = []
         large: list[RowMove] = []
         in_steps: list[RowMove] = []
@@ -147,7 +147,7 @@ class SimulatedStore(Calls):
         return at_us
 
     def next_minute(self, *_: object) -> None:
-        """None: no index tells."""
+        """None: this store has no index of minutes."""
 
     total = rows_in = seek = next_minute
 
@@ -174,7 +174,7 @@ class SimulatedStore(Calls):
         return state
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
-        """Give our leases their full time again."""
+        """Renew our leases for their full time."""
         answers = self._decide(
             "renew",
             {
@@ -202,7 +202,7 @@ class SimulatedStore(Calls):
             self._tell("released", shard, lock)
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
-        """Lease states of the shards of those rows that are there."""
+        """The lease states of the shards of existing rows."""
         wanted = list(positions)
         if not wanted:
             return {}
@@ -211,7 +211,7 @@ class SimulatedStore(Calls):
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
-        """List minutes of a lane and erase others, where its lease is ours."""
+        """List minutes of a lane and erase others if its lease is ours."""
         if not listed and not erased:
             return True
         work = partial(self._cells.list_minutes, lease, lock, listed, erased)
@@ -229,7 +229,7 @@ class SimulatedStore(Calls):
         """Write values under keys."""
         table.check_notes()
         self._tell_note(table, partition, values)
-        # The driver's timestamp: drawn when the call is made, and kept if it is late.
+        # The driver sets the timestamp when the call is made; a late write keeps it.
         now_us = self._scheduler.now_us
 
         def write(one: tuple[K, V]) -> None:
@@ -241,7 +241,7 @@ class SimulatedStore(Calls):
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
-        """What stands under all keys of several partitions."""
+        """The values under all keys of several partitions."""
         return {one: self.notes(table, one) for one in partitions}
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
@@ -276,7 +276,7 @@ class SimulatedStore(Calls):
     def _change(
         self, table: Table[K, V], changes: list[Change], nonce: object
     ) -> tuple[list[Change], Refused]:
-        """Those that are applied, one after the other, and what is there of the others."""
+        """Apply changes one by one; returns the applied ones, and why the others are refused."""
         done: list[Change] = []
         refused: Refused = {}
         for change in changes:
@@ -297,11 +297,11 @@ class SimulatedStore(Calls):
     # Time and news --------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """The one node's."""
+        """The clock of the one node."""
         return {"node": lambda: self._read("time of node", self._cells.machine_us)}
 
     def changed(self) -> None:
-        """It cannot be told."""
+        """None: this store does not report changes."""
 
     # Details --------------------------------------------------------------------------------------
 
@@ -380,7 +380,7 @@ class SimulatedStore(Calls):
         after: list[Callable[[], None]],
         chance: random.Random,
     ) -> None:
-        """Let a request take effect now, or with the rest at the end of the call, or later."""
+        """Let a request take effect now, at the end of the call, later or never, by its fate."""
         if fate in (DONE, UNANSWERED, TWICE):
             if chance.random() < 0.5:
                 act()
@@ -390,7 +390,7 @@ class SimulatedStore(Calls):
             self._network.later(act, chance)
 
     def _decide(self, verb: str, work: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
-        """Ask for LWTs until each outcome is certain."""
+        """Repeat LWTs until each outcome is certain."""
         if not work:
             return {}
         self.counters["lwt"] += len(work)
@@ -421,7 +421,7 @@ class SimulatedStore(Calls):
         work: Mapping[Key, Callable[[], Result]],
         decided: dict[Key, Result],
     ) -> dict[Key, int]:
-        """Send LWTs once; returns the fates of those whose outcome is not known."""
+        """Send LWTs once; returns the fates of those with unknown outcomes."""
         network, chance = self._network, process.chance
         undecided: dict[Key, int] = {}
         late = []
@@ -452,7 +452,7 @@ class SimulatedStore(Calls):
         return act()
 
     def _if_next(self, key: Key, act: Callable[[], Result]) -> Callable[[], None]:
-        # The next LWT of a partition finishes or kills what Paxos has begun.
+        # The next LWT of a partition completes or voids the undecided one, as Paxos does.
         lwts = self._network.lwts
         seen = lwts.get(key, 0)
 
@@ -463,7 +463,7 @@ class SimulatedStore(Calls):
         return run
 
     def _parts(self, items: Sequence[Key], chance: random.Random) -> list[list[Key]]:
-        """The requests that a call goes out as."""
+        """The requests into which a call is divided."""
         if len(items) == 1 or chance.random() >= self._network.weather.parted:
             return [list(items)]
         parts: list[list[Key]] = [[] for _ in range(chance.randint(2, _PARTS_MAX))]

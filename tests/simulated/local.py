@@ -6,9 +6,8 @@
                                               on_write, on_delete, .. ◄───┘
 ```
 
-Each verb is done at one moment, with nothing of another process in between, as its transaction is:
-there are no unknown outcomes here, and nothing is late. A process that crashes leaves the database
-as its last call did.
+Each verb is one transaction at one moment, which no other process interrupts. So no outcome is
+unknown and no write is late. A process that crashes leaves the database as its last call left it.
 """
 
 from __future__ import annotations
@@ -57,23 +56,23 @@ def _silent(*_: object) -> None:
 
 
 class LocalTables:
-    """The database of one machine, and what an observer sees of it: `Cells`, in SQLite.
+    """The database of one machine, with the observer's side of `Cells`, in SQLite.
 
     Args:
-        scheduler: Knows what the machine's clocks show.
+        scheduler: Has the machine's clocks.
 
     Attributes:
-        risen: Empty: a row that was deleted cannot come back by a write that is late.
-        survivors: Empty: a delete passes nothing by.
+        risen: Empty: no late write can bring a deleted row back.
+        survivors: Empty: a delete misses no row.
         beaten: 0: no write is late.
-        marks: Itself: the ledger is in the same database.
+        marks: This object: the ledger is in the same database.
         commits: How many calls have written.
-        on_write: Told each row that becomes visible.
-        on_delete: Told each row that is deleted.
-        on_edit: Called with each row that is edited in place, as it reads from then on.
-        on_note: Told table, partition, key and values of each note or record that is written; its
-            values are None where it is deleted.
-        on_mark: Told each put and end that is recorded.
+        on_write: Called with each row that becomes visible.
+        on_delete: Called with each row that is deleted.
+        on_edit: Called with each row that is edited in place, in its new state.
+        on_note: Called with table, partition, key and values of each note or record that is
+            written; the values are None if it is deleted.
+        on_mark: Called with each put and end that is recorded.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -94,7 +93,7 @@ class LocalTables:
         self._watch()
 
     def store(self) -> SqliteStore:
-        """Another process's store on this database, with nothing in its memory yet."""
+        """A store on this database for one more process, with nothing in memory yet."""
         made = self._made()
         made._database = self._observer._database
         return made
@@ -104,15 +103,15 @@ class LocalTables:
         return SqliteStore(machine_us=scheduler.wall_us, boot_time=scheduler.boot_time)
 
     def close(self) -> None:
-        """End the database."""
+        """Close the database, which deletes it."""
         self._observer.close()
 
     def apply(self, work: Callable[[], Result]) -> Result:
-        """Do what writes, and tell what came of it once that is stored."""
+        """Carry out a call that writes, then make the callbacks for the rows that it changed."""
         self._told.clear()
         result = work()
         self.commits += 1
-        # Within a transaction nobody sees a row gone before the row that it became is there.
+        # A move is atomic: report its new row before the delete of the old one.
         told, self._told = sorted(self._told, key=lambda one: one[0] == "deleted"), []
         for what, row in told:
             {"written": self.on_write, "deleted": self.on_delete, "edited": self.on_edit}[what](row)
@@ -127,11 +126,11 @@ class LocalTables:
         return [row for columns in found if not (row := _row(*columns)).is_note]
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
-        """Those of the rows that are there."""
+        """The rows, of these positions, that exist."""
         return self._observer.find(positions)
 
     def waiting(self, queue: str, lanes: Sequence[int]) -> dict[int, dict[int, int]]:
-        """The listed minutes of lanes for groups."""
+        """The listed minutes of group lanes."""
         return self._observer.waiting(queue, lanes)
 
     def lease(self, shard: Shard) -> LeaseState:
@@ -139,13 +138,13 @@ class LocalTables:
         return self._observer.lease_states([shard])[shard]
 
     def release(self, shard: Shard, lock: str) -> bool:
-        """Release a lease where the lock is this one."""
+        """Release a lease if its lock is this one."""
         is_ours = self.lease(shard).lock == lock
         self.apply(lambda: self._observer.release({shard: lock}))
         return is_ours
 
     def notes(self, table: Table[K, V], partition: Partition) -> dict[K, V]:
-        """What stands in a partition and has not run out."""
+        """The values in a partition that have not expired."""
         return self._observer.notes(table, partition)
 
     def note(
@@ -160,7 +159,7 @@ class LocalTables:
         self.apply(lambda: self._observer.insert((row,)))
 
     def drop(self, position: Position) -> None:
-        """Lose a row, as no client does, and tell nobody."""
+        """Lose a row, as no client does: without a callback."""
         self._observer.delete([position])
         self._told.clear()
 
@@ -188,12 +187,12 @@ class LocalStore(Calls):
     """A `shardq.stores.store.Store` on one machine's database, as one of its processes sees it.
 
     Args:
-        network: What decides how long a call takes and whether it is refused.
+        network: Decides how long a call takes, and if it is refused.
         tables: The database.
-        process: Whose calls these are; None: of nobody simulated, done at once.
+        process: The process that calls; None: no simulated process, calls are done at once.
 
     Attributes:
-        is_local: True: the machine's clock tells the time.
+        is_local: True: the store uses the machine's clock.
     """
 
     is_local = True
@@ -211,7 +210,7 @@ class LocalStore(Calls):
     # Rows -----------------------------------------------------------------------------------------
 
     def insert(self, rows: Iterable[Row], once: WriteOnce | None = None) -> Mark | None:
-        """Write rows in one transaction; with `once` its marks and line too, unless it is there."""
+        """Write rows in one transaction; with `once` its marks and line too, if that is new."""
         # One alone has a statement of its own, which goes by the tuple.
         asked = tuple(rows)
         about = [row.id for row in asked]
@@ -236,7 +235,7 @@ class LocalStore(Calls):
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
         kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
-        """Do those moves whose old rows are there, with their marks, in one transaction."""
+        """Carry out those moves whose old rows exist, with their marks, in one transaction."""
         asked = list(moves)
         self._network.on_move(asked)
         if not asked:
@@ -253,7 +252,7 @@ class LocalStore(Calls):
         return gone
 
     def edit(self, rows: Iterable[Row]) -> None:
-        """Edit rows that are there with lower serials."""
+        """Edit existing rows with lower serials."""
         edited = list(rows)
         self._write("edit", [row.id for row in edited], lambda: self._store.edit(edited))
 
@@ -275,7 +274,7 @@ class LocalStore(Calls):
         return self._decide("take", seen, work)
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
-        """Give our leases their full time again."""
+        """Renew our leases for their full time."""
 
         def work() -> set[Shard]:
             kept = self._store.renew(locks, ttl_ms)
@@ -304,7 +303,7 @@ class LocalStore(Calls):
     def list_minutes(
         self, lease: Shard, lock: str, listed: Mapping[int, int], erased: Collection[int] = ()
     ) -> bool:
-        """List minutes of a lane and erase others, where its lease is ours."""
+        """List minutes of a lane and erase others if its lease is ours."""
 
         def work() -> bool:
             return self._store.list_minutes(lease, lock, listed, erased)
@@ -334,7 +333,7 @@ class LocalStore(Calls):
     def notes_of(
         self, table: Table[K, V], partitions: Sequence[Partition]
     ) -> dict[Partition, dict[K, V]]:
-        """What stands under all keys of several partitions."""
+        """The values under all keys of several partitions."""
         return self._read(f"notes {table.name}", lambda: self._store.notes_of(table, partitions))
 
     def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
@@ -350,7 +349,7 @@ class LocalStore(Calls):
             self._write(f"erase {table.name}", asked, work)
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Change records and the messages' rows that go with them, in one transaction."""
+        """Change records, and the messages' rows that belong to them, in one transaction."""
 
         def work() -> Refused:
             refused = self._store.write_records(table, changes)
@@ -368,7 +367,7 @@ class LocalStore(Calls):
     # The ledger -----------------------------------------------------------------------------------
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
-        """Add puts and ends."""
+        """Add puts and ends to the ledger."""
         asked = list(marks)
 
         def work() -> None:
@@ -379,7 +378,7 @@ class LocalStore(Calls):
     # Time and news --------------------------------------------------------------------------------
 
     def clocks(self) -> Mapping[str, Callable[[], int]]:
-        """The machine's."""
+        """The machine's clock."""
         return self._store.clocks()
 
     def changed(self) -> int:
@@ -389,7 +388,7 @@ class LocalStore(Calls):
     # Details --------------------------------------------------------------------------------------
 
     def _telling(self, marks: Iterable[Mark], work: Callable[[], Result]) -> Result:
-        """Do what may record these, and tell of what is new in the ledger."""
+        """Carry out a call that may record marks, and report those that are new in the ledger."""
         entries = [mark.entry for mark in marks]
         before = {mark.entry: mark for mark in self._store.recorded(entries)}
         result = work()
@@ -398,14 +397,14 @@ class LocalStore(Calls):
         return result
 
     def _tell_of(self, before: Mark | None, mark: Mark) -> None:
-        """Tell what a mark says that it did not say before."""
+        """Call `on_mark` for the put and the end that a mark has and did not have before."""
         if mark.due_ms is not None and (before is None or before.due_ms is None):
             self._tables.on_mark(mark._replace(fate=None))
         if mark.fate is not None and (before is None or before.fate != mark.fate):
             self._tables.on_mark(mark)
 
     def _fate(self, verb: str, chance: random.Random) -> int:
-        # What is done is known here, and what is not done too.
+        # On SQLite each outcome is known, so all other fates are refusals.
         return DONE if super()._fate(verb, chance) == DONE else REFUSED
 
     def _decide(
@@ -414,7 +413,7 @@ class LocalStore(Calls):
         asked: Iterable[Shard],
         work: Callable[[], dict[Shard, LeaseState]],
     ) -> dict[Shard, LeaseState]:
-        """Lease shards, and tell of each answer."""
+        """Lease shards, and report each answer."""
         states = self._write(verb, sorted(asked), work)
         for shard, state in states.items():
             if self._process is not None:
@@ -425,7 +424,7 @@ class LocalStore(Calls):
         return self._call(verb, about, partial(self._apply, work))
 
     def _write_all(self, verb: str, ids: list[bytes], work: Callable[[], object]) -> None:
-        """Write what these are of; nothing is asked of the database where they are none."""
+        """Write the rows with these ids; without any, the database is not called."""
         if ids:
             self._write(verb, ids, work)
 
@@ -446,7 +445,7 @@ class LocalStore(Calls):
         network.on_call(process, verb, fate, about)
         if fate == REFUSED:
             self._refuse(process, verb)
-        # It waits for the lock before, and for its turn after: then it is done, and not known yet.
+        # A call waits for the lock before its work, or for its turn after it.
         if chance.random() < 0.5:
             result = work()
             self._pass(process)
@@ -456,5 +455,5 @@ class LocalStore(Calls):
 
 
 def _at_once(found: Result) -> Result:
-    """A result, read to its end: a transaction shows one moment."""
+    """A result, read to its end, because a transaction shows one moment."""
     return cast("Result", iter(list(found))) if isinstance(found, Iterator) else found

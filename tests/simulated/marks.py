@@ -1,7 +1,7 @@
 """The ledger of simulated tables: a put, an end and the failures of each message.
 
-As on Cassandra a put is written at the birth inside its id, and an end at a time that falls as the
-end is later, so that the first one stands whatever is repeated.
+As on Cassandra, the write time of a put is the birth in its id. The write time of an end is lower
+the later it ends, so that the first end wins, whatever is repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 _Cell = tuple[int, Mark, int]
-"""Write time, what was written, and until when it lives, epoch microseconds."""
+"""(write time, mark, expiry), times in epoch microseconds."""
 
 
 def _silent(_mark: Mark) -> None:
@@ -29,7 +29,7 @@ class MarkCells:
     """The table `ledger`. Any number of threads may use it.
 
     Args:
-        machine_us: The node's clock, by which TTLs run out.
+        machine_us: The node's clock, by which TTLs expire.
 
     Attributes:
         on_mark: Called with each put and end that is written.
@@ -63,12 +63,12 @@ class MarkCells:
         return True
 
     def find(self, entries: Iterable[Entry]) -> list[Mark]:
-        """What is known of those entries of which anything is."""
+        """The marks of those entries that have any."""
         with self._lock:
             return [mark for entry in entries if (mark := self._mark(entry)) is not None]
 
     def read(self, queue: str, minutes: range) -> list[Mark]:
-        """All that is known of some minutes."""
+        """The marks of entries of some minutes."""
         with self._lock:
             entries = self._puts.keys() | self._ends.keys()
         return self.find(

@@ -6,7 +6,7 @@
        ├─ lost ────────────────────────────────────────► StoreTimeout
        ├─ unanswered: takes effect ────────────────────► StoreTimeout
        ├─ late: takes effect seconds to minutes later ─► StoreTimeout
-       └─ twice: lost, sent again by the driver; the first one arrives as well, later
+       └─ twice: the driver sends it again, and the first copy arrives too, later
 ```
 """
 
@@ -34,23 +34,23 @@ DONE, REFUSED, LOST, UNANSWERED, LATE, TWICE = range(6)
 
 @dataclass(slots=True)
 class Weather:
-    """How a network behaves; shares are of all calls.
+    """The behaviour of a network. Shares are shares of all calls.
 
     Attributes:
-        least_us: The shortest call.
-        spread_us: How much longer others are, the cube of a uniform number's share of it.
+        least_us: The duration of the shortest call.
+        spread_us: The most that a call takes longer; each takes this times a random number cubed.
         slow: Share of calls that take up to `slow_us` longer.
-        slow_us: How long these may take.
-        refused: Share that is refused.
-        lost: Share that is lost on the way.
-        unanswered: Share that takes effect without an answer.
-        late: Share that takes effect up to `late_us` later, without an answer.
-        late_us: How late that may be.
-        lingers: True if what is late by then stays so when all is healed.
+        slow_us: The most that slow calls take longer.
+        refused: Share of calls that are refused.
+        lost: Share of calls that are lost on the way.
+        unanswered: Share of calls that take effect without an answer.
+        late: Share of calls that take effect up to `late_us` later, without an answer.
+        late_us: The most that a call is late.
+        lingers: True if writes on their way stay late after all faults have ended.
         slow_lwt: Share of LWTs that take up to `slow_us` longer, as contended ones do.
         twice: Share of writes of which a second copy arrives up to `late_us` later.
-        parted: Share of calls of several rows that go out as several requests.
-        timeout_us: After how long an answer is no longer waited for.
+        parted: Share of calls with several rows that are sent as several requests.
+        timeout_us: How long a caller waits for an answer.
         move_bytes: A row larger than this is moved by an insert, then a delete.
     """
 
@@ -72,42 +72,42 @@ class Weather:
 
     @property
     def faulty(self) -> float:
-        """The share of calls that are not done at once and told so."""
+        """The share of calls that fail, or of which the caller does not learn the outcome."""
         return self.refused + self.lost + self.unanswered + self.late + self.twice
 
     def heal(self) -> None:
-        """Let every call be done from now on."""
+        """Let every call succeed from now on."""
         self.slow = self.slow_lwt = self.refused = self.lost = self.unanswered = self.late = (
             self.twice
         ) = 0.0
 
 
 class Network:
-    """What all simulated stores of a world share.
+    """The network of a world, which all its simulated stores share.
 
     Args:
-        scheduler: Who lets time pass.
+        scheduler: Lets time pass.
         cells: The tables.
-        weather: How calls fare.
+        weather: Decides the fates of calls.
 
     Attributes:
         calls: How many verbs were called.
-        met: What calls have met with, by the names of its shares in `Weather`.
-        on_call: Told process, verb, fate and what it was about, of every call.
-        on_unknown: Told process, verb and row ids of each write of which its caller cannot know
-            whether it took effect.
-        on_lease: Told process, what was done, shard and lock, of each lease that changed.
-        on_found: Told process, purpose and rows of each read or look that found any.
-        on_answer: Told process, verb, shard and answer of each LWT that was decided.
-        on_note: Told process, table, partition and values by key of the notes that are asked for,
-            before anything comes of them.
-        on_move: Told the moves that are asked for, before anything comes of them.
-        on_moved: Told process and moves of which it knows that they are done.
-        late_until_us: When the last of what is late takes effect.
-        on_told: Told process, table, partition and values by key of the records that it was told.
-        sender: Whose write takes effect right now, long after it was sent; None: none does.
-        on_trouble: Told a process whose call was refused, lost, or slower than a second; and how
-            long it waits from now on, in microseconds.
+        met: The faults that calls have met, by the names of their shares in `Weather`.
+        on_call: Called with process, verb, fate and object of every call.
+        on_unknown: Called with process, verb and row ids of each write whose outcome the process
+            cannot know.
+        on_lease: Called with process, change, shard and lock of each lease that changed.
+        on_found: Called with process, purpose and rows of each read that found any.
+        on_answer: Called with process, verb, shard and answer of each LWT that was decided.
+        on_note: Called with process, table, partition and values by key of notes to write, before
+            they are written.
+        on_move: Called with the moves of a call, before it is carried out.
+        on_moved: Called with a process, and moves that it knows to be done.
+        late_until_us: When the last late write takes effect.
+        on_told: Called with process, table, partition and values by key of records that it read.
+        sender: The process whose late write takes effect right now; None: none does.
+        on_trouble: Called with a process whose call was refused, lost, or slower than a second, and
+            how long the process waits from now on, microseconds.
     """
 
     def __init__(self, scheduler: Scheduler, cells: Cells, weather: Weather) -> None:
@@ -137,7 +137,7 @@ class Network:
         self._healed = False
 
     def later(self, act: Callable[[], None], chance: random.Random) -> None:
-        """Let a write take effect much later, and only then."""
+        """Let a write take effect much later."""
         weather = self.weather
         lateness_us = min(weather.timeout_us + chance.randrange(weather.late_us), weather.late_us)
         if self._healed:
@@ -148,7 +148,7 @@ class Network:
         self.scheduler.at(at_us, lambda: self._arrive(act))
 
     def heal(self) -> None:
-        """End all faults; what is still on its way arrives within seconds, unless it lingers."""
+        """End all faults. Writes on their way arrive within seconds, unless `lingers`."""
         self.weather.heal()
         self._healed = True
         if self.weather.lingers:

@@ -6,7 +6,7 @@
         └───────────── park ◄───────────────┘
 ```
 
-Nothing but `park` lets time pass or another fiber run, so that a seed decides every interleaving.
+Only `park` lets time pass or another fiber run, so a seed decides every interleaving.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BOOT_US = 1_000_000_000
-"""What a process's time since boot shows when it starts."""
+"""The time since boot that a process's clock shows when it starts."""
 
 _LEAST_US = 1
 _ASK_EVERY_US = 250_000
@@ -34,15 +34,15 @@ _NEVER_US = 1 << 62
 _THAW_US = 3_000
 _SECOND_US = 1_000_000
 _TURNS_MAX = 200_000
-"""Turns of fibers in one simulated second; a second of a busy world has a few thousand."""
+"""The most turns of fibers in one simulated second; a busy world has a few thousand."""
 
 
 class Stuck(Exception):
-    """Fibers take turn after turn and time stands still, or nearly: somebody spins."""
+    """Fibers take turn after turn while time hardly passes: one of them spins."""
 
 
 class Killed(BaseException):
-    """Thrown into the fibers of a process that has crashed; unwinds them without a trace."""
+    """Raised in the fibers of a crashed process, to unwind them without further effect."""
 
 
 class Process:
@@ -50,15 +50,15 @@ class Process:
 
     Args:
         chance: Its random numbers.
-        rate: Seconds of its time since boot in a true second.
-        shift_us: How wrong its wall clock is; may be changed at any moment.
+        rate: Seconds by its clock in a true second.
+        shift_us: How far its wall clock is ahead; may be changed at any moment.
 
     Attributes:
         dead: True if it has crashed or ended.
         frozen_until_us: Until when none of its fibers runs.
         fibers: Its fibers, ended ones left out.
-        trouble_until_us: Until when the store refuses it.
-        strikes: Verb -> what befalls its next call; gives that call's fate, or None.
+        trouble_until_us: Until when the store refuses its calls.
+        strikes: Verb -> called at the next call of the verb; returns the call's fate, or None.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Process:
         self.ids: tuple[int, bytes] = (0, tail + chance.randbytes(6))
 
     def boot_us(self) -> int:
-        """Microseconds since its boot."""
+        """The time since boot by its clock, microseconds."""
         return BOOT_US + int((self.scheduler.now_us - self.born_us) * self.rate)
 
     def wall_us(self) -> int:
-        """What its operating system's clock shows."""
+        """The time by its operating system's clock, epoch microseconds."""
         return self.scheduler.wall_us() + self.shift_us
 
 
@@ -91,7 +91,7 @@ class Fiber:
     """One simulated thread.
 
     Attributes:
-        number: What `get_ident` tells.
+        number: The number that `get_ident` returns in it.
     """
 
     __slots__ = ("generation", "greenlet", "name", "number", "process", "timed_out", "waiters")
@@ -114,11 +114,11 @@ class Scheduler:
 
     Attributes:
         now_us: True time.
-        stepped_us: By how much the clock of the one machine is ahead of true time by now.
-        machine_born_us: When the one machine was booted, on which all processes run; 0: each has
-            its own.
-        boot_us: Time since boot of the process that runs or ran last; stands still while it runs.
-        current: The fiber that runs; None between two.
+        stepped_us: How far the clock of the one machine is ahead of true time now.
+        machine_born_us: When the one machine booted on which all processes run; 0: each process
+            has its own machine.
+        boot_us: Time since boot of the process that runs or ran last; does not pass while it runs.
+        current: The fiber that runs; None between two turns.
     """
 
     def __init__(self, start_us: int) -> None:
@@ -139,7 +139,7 @@ class Scheduler:
     # From outside ---------------------------------------------------------------------------------
 
     def spawn(self, process: Process, work: Callable[[], object], name: str) -> Fiber:
-        """Let a process do something, from now on."""
+        """Start a fiber of a process, which does some work."""
         self._fibers += 1
         fiber = Fiber(process, name, self._fibers)
         fiber.greenlet = greenlet(lambda: self._run(fiber, work), self._hub)
@@ -148,17 +148,17 @@ class Scheduler:
         return fiber
 
     def at(self, us: int, act: Callable[[], object]) -> None:
-        """Do something between fibers at a time."""
+        """Call a function at a time, between two turns of fibers."""
         self._push(us, act, 0)
 
     def run(self, until_us: int, until: Callable[[], bool] | None = None) -> bool:
-        """Run until a time, or until something holds, asked for every quarter of a second.
+        """Run until a time, or until a condition holds, checked every quarter of a second.
 
         Returns:
-            Whether it came to hold.
+            True if the condition held.
 
         Raises:
-            Stuck: If fibers take turns and no time passes.
+            Stuck: If fibers take turns while no time passes.
         """
         heap = self._heap
         counted_us = self.now_us
@@ -186,14 +186,14 @@ class Scheduler:
         return until is not None and until()
 
     def kill(self, process: Process) -> None:
-        """A crash: no fiber of the process does anything any more."""
+        """Crash a process: none of its fibers does anything any more."""
         process.dead = True
         for fiber in list(process.fibers.values()):
             if fiber is not self.current:
                 self._end(fiber)
 
     def end(self) -> None:
-        """Unwind every fiber that is left."""
+        """Unwind all remaining fibers."""
         for _, _, target, _ in list(self._heap):
             if type(target) is Fiber:
                 self.kill(target.process)
@@ -202,10 +202,10 @@ class Scheduler:
     # From a fiber ---------------------------------------------------------------------------------
 
     def park(self, us: int | None) -> bool:
-        """Let others run until `wake`, or for so many microseconds.
+        """Let other fibers run until `wake` is called for this one, or for `us` microseconds.
 
         Returns:
-            Whether it was woken.
+            True if it was woken.
         """
         fiber = self.current
         if fiber is None:
@@ -218,8 +218,8 @@ class Scheduler:
         if us is not None:
             at_us = self.now_us + (max(_LEAST_US, us))
             heap = self._heap
-            # Most often its own turn is the next one: then it goes on without a switch. All that
-            # `run` looks at between two turns says whether that is so.
+            # Most often the next turn is its own: then it goes on without a switch, which is slow.
+            # These are all conditions that `run` checks between two turns.
             if (
                 (not heap or at_us < heap[0][0])
                 and at_us <= self._until_us
@@ -238,13 +238,13 @@ class Scheduler:
         return not fiber.timed_out
 
     def wake(self, fiber: Fiber) -> None:
-        """Let a parked fiber go on, now."""
+        """Let a parked fiber run next, at the present time."""
         fiber.generation += 1
         fiber.timed_out = False
         self._push(self.now_us, fiber, fiber.generation)
 
     def wall_us(self) -> int:
-        """What the one machine's clock shows."""
+        """The time by the one machine's clock, epoch microseconds."""
         return self.now_us + self.stepped_us
 
     def boot_time(self) -> BootTime:
@@ -272,7 +272,7 @@ class Scheduler:
             self._push(process.frozen_until_us + late_us, fiber, generation)
             return
         if process is not self._last:
-            # Each process makes row ids of its own, which never go backwards in it alone.
+            # Row ids of one process never go backwards, so each process has its own last id.
             if self._last is not None:
                 self._last.ids = (row_ids._last_us, row_ids._tail)
             row_ids._last_us, row_ids._tail = process.ids
@@ -305,7 +305,7 @@ class Scheduler:
 
 
 class Threading:
-    """The names of the module `threading` that shardq uses, for simulated threads."""
+    """The part of the module `threading` that shardq uses, for simulated threads."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -338,7 +338,7 @@ class Threading:
         return self._scheduler.current.number if self._scheduler.current else 0
 
     def enumerate(self) -> list[threading.Thread]:
-        """Nobody: fibers are no threads, whose place could be told."""
+        """Nothing: fibers are no threads, so there are no stacks to show."""
         return []
 
     def current_thread(self) -> object:
@@ -346,7 +346,7 @@ class Threading:
         return self._scheduler.current or self._outside
 
     def main_thread(self) -> object:
-        """Nobody, so that no signal is caught."""
+        """No thread, so that shardq installs no signal handler."""
         return self._outside
 
 
@@ -361,7 +361,7 @@ class Lock:
         self._waiting: deque[Fiber] = deque()
 
     def acquire(self) -> bool:
-        """Wait until it is free."""
+        """Wait until the lock is free, and take it."""
         while self._held:
             if self._scheduler.current is not None:
                 self._waiting.append(self._scheduler.current)
@@ -370,7 +370,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Give the lock to the next fiber that waits."""
         self._held = False
         if self._waiting:
             self._scheduler.wake(self._waiting.popleft())
@@ -423,13 +423,13 @@ class Condition:
                 self._lock.acquire()
 
     def notify(self, n: int = 1) -> None:
-        """Wake so many."""
+        """Wake `n` fibers that wait."""
         for fiber in self._waiting[:n]:
             self._scheduler.wake(fiber)
         del self._waiting[:n]
 
     def notify_all(self) -> None:
-        """Wake all."""
+        """Wake all fibers that wait."""
         self.notify(len(self._waiting))
 
 
@@ -444,22 +444,22 @@ class Event:
         self._waiting: list[Fiber] = []
 
     def is_set(self) -> bool:
-        """True if it has happened."""
+        """True if the event is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Let it happen."""
+        """Set the event, and wake all fibers that wait."""
         self._is_set = True
         for fiber in self._waiting:
             self._scheduler.wake(fiber)
         self._waiting.clear()
 
     def clear(self) -> None:
-        """Take it back."""
+        """Unset the event."""
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it happens."""
+        """Wait until the event is set."""
         fiber = self._scheduler.current
         if not self._is_set and fiber is not None:
             self._waiting.append(fiber)
@@ -496,7 +496,7 @@ class SimpleQueue:
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """True if there is none."""
+        """True if the queue has no item."""
         return not self._items
 
 
@@ -510,21 +510,21 @@ class Thread:
         self._fiber: Fiber | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the fiber."""
         self._fiber = self._scheduler.spawn(self._scheduler.here(), self._work, self.name)
 
     @property
     def ident(self) -> int | None:
-        """The number of its fiber; None until it was begun."""
+        """The number of its fiber; None before its start."""
         return None if self._fiber is None else self._fiber.number
 
     def is_alive(self) -> bool:
-        """True if it was begun and has not ended."""
+        """True if the fiber was started and has not ended."""
         fiber = self._fiber
         return fiber is not None and fiber.number in fiber.process.fibers
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait for the end of the fiber."""
         if self.is_alive() and self._fiber is not None and self._scheduler.current is not None:
             self._fiber.waiters.append(self._scheduler.current)
             self._scheduler.park(None if timeout is None else round(timeout * 1e6))

@@ -1,7 +1,7 @@
-"""Whole worlds of processes in one thread, decided by a seed: each run with a seed is the same run.
+"""Whole worlds of processes in one thread. A seed decides everything, so each run repeats.
 
 ```
- Simulation ── Scheduler (who runs, what time it is) ── Processes, clocks of their own
+ Simulation ── Scheduler (turns and time) ── Processes, each with its own clocks
      └─ Network (slow, lossy, late) ── Cells (the tables), or LocalTables (SQLite on one machine)
 ```
 
@@ -12,8 +12,8 @@ with Simulation(seed=7) as world:
     world.run(seconds=10)
 ```
 
-shardq itself runs unchanged: its threads become fibers, its clock and its random numbers the
-simulation's, for as long as the simulation is entered.
+shardq itself runs unchanged. While a simulation is entered, shardq's threads are fibers, and its
+clock and random numbers are those of the simulation.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ _OWN_THREADS = ("shardq.testing", "shardq.stores", "shardq.model.ids", "shardq.b
 
 
 class Simulation:
-    """A world; a context manager, one of which may be entered at a time.
+    """A world: a context manager, of which one may be entered at a time.
 
     Args:
         seed: Decides everything that is not given.
-        weather: How the network behaves.
-        local: True if all processes are of one machine, share its clock and a SQLite database.
+        weather: The behaviour of the network.
+        local: True if all processes run on one machine and share its clock and a SQLite database.
 
     Attributes:
         cells: The tables.
         chance: The world's random numbers.
-        processes: All that there ever were, by name.
+        processes: Name -> process, ended ones too.
     """
 
     def __init__(self, seed: int, weather: Weather | None = None, *, local: bool = False) -> None:
@@ -109,9 +109,9 @@ class Simulation:
         """A new process.
 
         Args:
-            name: Its name, which no other had; its random numbers follow from it and the seed.
-            rate: Seconds that it counts in a true second.
-            shift_us: How wrong its wall clock is.
+            name: Its unique name; its random numbers follow from the name and the seed.
+            rate: Seconds by its clock in a true second.
+            shift_us: How far its wall clock is ahead.
         """
         chance = random.Random(f"{self.seed}/{name}")
         process = Process(self.scheduler, name, chance, rate=rate, shift_us=shift_us)
@@ -119,21 +119,21 @@ class Simulation:
         return process
 
     def store(self, process: Process | None) -> Store:
-        """The tables as a process reaches them."""
+        """The store by which a process reaches the tables."""
         if self._local is not None:
             return cast("Store", LocalStore(self.network, self._local, process))
         return cast("Store", SimulatedStore(self.network, process))
 
     def spawn(self, process: Process, work: Callable[[], object], name: str = "main") -> Fiber:
-        """Let a process do something."""
+        """Start a fiber of a process, which does some work."""
         return self.scheduler.spawn(process, work, name)
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
-        """Let time pass; returns whether `until` came to hold."""
+        """Let time pass; returns True if `until` held before its end."""
         return self.scheduler.run(self.now_us + round(seconds * 1e6), until)
 
     def sleep(self, seconds: float) -> None:
-        """Let a process wait, in true time; called by it."""
+        """Let the calling process wait, in true time."""
         self.scheduler.park(round(seconds * 1e6))
 
     def crash(self, process: Process) -> None:
@@ -151,7 +151,7 @@ class Simulation:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Put simulated threads, clocks and chance where shardq finds them."""
+        """Replace the threads, clocks and random numbers of shardq by simulated ones."""
         scheduler = self.scheduler
         before: list[tuple[Any, str, Any]] = []
 

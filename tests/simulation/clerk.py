@@ -1,4 +1,4 @@
-"""What producers do by key, and what they are answered."""
+"""The calls by key that producers make in a world, and the answers that they get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clerk(Roles):
     """The calls by key of a world's producers."""
 
     def begin_errands(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
-        """Let a producer do what it has not begun in a life before, each at its time."""
+        """Start a producer's errands at their times, without those begun before a restart."""
         batches: dict[int, list[Errand]] = defaultdict(list)
         for errand in self.plan.errands:
             if errand.producer != machine.name or errand.number in self.history.errands:
@@ -70,7 +70,7 @@ class Clerk(Roles):
         self._note("by key", process, (call.errand.key, call.said, call.told))
 
     def _run_all(self, process: Process, queue: shardq.Queue, errands: list[Errand]) -> None:
-        """Put many by one call; what became of each is seen by its row."""
+        """Put messages by one `put_many`; their rows show which of them were stored."""
         self._await(errands[0])
         calls = [ByKey(errand, process.name, self.simulation.now_us) for errand in errands]
         self.history.errands.update((call.errand.number, call) for call in calls)
@@ -82,7 +82,7 @@ class Clerk(Roles):
             try:
                 ids = queue.put_many(items, ids=True)
             except KeyTaken:
-                # Of one of them at least; the others are put.
+                # The key of at least one is taken; the others were put.
                 break
             except (StoreTimeout, StoreUnavailable) as error:
                 is_unsure |= isinstance(error, StoreTimeout)
@@ -109,7 +109,7 @@ class Clerk(Roles):
         errand = call.errand
         assert errand.letter is not None
         put, arguments = self._begin_put(process, errand.letter, queue)
-        # A move that is under way may come to this one.
+        # A move of this key that is under way may move this message to its due.
         dues_us = [one.due_us for one in self.history.errands.values() if one.is_moving(errand.key)]
         put.asked_us = min([put.asked_us, *dues_us])
         arguments |= {"key": errand.key, "on_conflict": errand.conflict}
@@ -117,7 +117,7 @@ class Clerk(Roles):
             arguments.setdefault("delay", "0ms")
         if errand.max_wait_ms is not None:
             arguments["max_wait"] = f"{errand.max_wait_ms}ms"
-            # When the first was put is for `debounced` to ask.
+            # The due depends on the first put of the key, which `debounced` judges.
             put.asked_us = 0
         if errand.unique_ms is not None:
             arguments["unique_for"] = f"{errand.unique_ms}ms"
@@ -172,7 +172,7 @@ class Clerk(Roles):
         due = _EPOCH + timedelta(microseconds=call.due_us)
         for put in self.history.puts.values():
             if put.letter.key == errand.key:
-                # It may begin sooner than its put has asked for; whether it does, `moved` judges.
+                # A move may bring the message before the due of its put; `moved` judges that.
                 put.asked_us = min(put.asked_us, call.due_us)
         self._ask(call, lambda: queue.move(errand.key, due=due))
 

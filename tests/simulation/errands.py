@@ -1,12 +1,12 @@
-"""What producers do by key: stories of one name, each a race of puts and commands.
+"""The calls by key that producers make: stories of one key, each a race of puts and commands.
 
 ```
- twins:      puts of one key within milliseconds, each with a wish of its own for a conflict
+ twins:      puts of one key within milliseconds, each with its own `on_conflict`
  called off: a put, and commands just before, at or after its due
  debounced:  a put each moment, due later each time
  worked:     a put whose handlers retry, snooze, run long, bury ; commands in between
  mixed:      anything, for seconds
- overtaken:  a putter that stands still between the name and the row, and others who wait for it
+ overtaken:  a putter that stands still between writing the key and the row; others wait for it
  batched:    many puts by one call, some of one key
 ```
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from simulation.parts import Act, Event, Letter, Machine
 
 SHARE = 0.2
-"""The share of worlds in which keys are played."""
+"""The share of worlds that have calls by key."""
 FIRST_TOKEN = 2_000_000
-"""The number of the first message that is put by key, or of the first body that is put by edit."""
+"""The number of the first message or edited body with a key; later ones count up from it."""
 _STORIES = (8, 22)
 _LATE_US = (400_000, 1_500_000)
-"""How late a write may be: whoever waits for one waits for twice as long."""
+"""Choices of how late a write may be. A process waits twice as long for a late write."""
 _SPREADS_S = (0.0, 0.004, 0.05, 0.6)
 _DELAYS_MS = (0, 0, 150, 600, 1_500, 3_000)
 _CONFLICTS = ("keep", "keep", "keep", "reject", "replace", "replace", "debounce")
@@ -45,7 +45,7 @@ _DRAGS_S = (0.01, 0.05, 0.2, 0.6)
 _BEFORE_S = 0.003
 _RACE_S = 0.1
 _LASTS_S = 10.0
-"""How long a story may take, from when to when it may begin before the end."""
+"""The longest that a story takes; none begins later than this before the end."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Errand:
 
     Attributes:
         does: put, cancel, move, edit, get; or recall, a cancel by the receipt of a put.
-        key: The name.
-        letter: What is put: a message, or its new body.
-        delay_ms: Of a move: when the message is to be due, from then on.
-        conflict: Of a put: what to do where a message has the name.
-        max_wait_ms: Of a debounce; None: for ever.
-        unique_ms: Of a put: how long the name is held after the message's end.
-        of: Of a recall: which message.
-        batch: Puts of one number, other than 0, are made by one call.
+        key: The key.
+        letter: The message of a put, or the new body of an edit.
+        delay_ms: The delay, from the call on, that a move gives the message.
+        conflict: The `on_conflict` of a put.
+        max_wait_ms: The `max_wait` of a debounce; None: none.
+        unique_ms: The `unique_for` of a put: how long the key is held after the message's end.
+        of: The number of the message that a recall cancels.
+        batch: Puts with the same number, other than 0, are made by one call.
     """
 
     number: int
@@ -83,16 +83,16 @@ class Errand:
 
 
 class Errands:
-    """Draws what is done by key in one world.
+    """Draws the calls by key of one world.
 
     Args:
-        machines: Those of the world; its producers do it.
-        active_s: Until when.
-        letter: A message, of which they differ.
-        act: An ack at once, likewise.
+        machines: The machines of the world; its producers make the calls.
+        active_s: The end of the last story, from the world's begin on.
+        letter: The template of a message.
+        act: The template of a handler's act: an ack at once.
 
     Attributes:
-        errands: What is done.
+        errands: The calls.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Errands:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """True if keys are played in the world of a seed."""
+        """True if the world of a seed has calls by key."""
         return random.Random(f"keys/{seed}").random() < SHARE
 
     def weather(self, weather: dict[str, Any]) -> dict[str, Any]:
-        """The same, with writes that are late by less."""
+        """The same weather, with late writes that arrive sooner."""
         changed = {**weather, "late_us": self._chance.choice(_LATE_US)}
         changed.pop("lingers", None)
         return changed
@@ -184,9 +184,9 @@ class Errands:
             yield self._any(key, at_s + chance.random() * (0.02 + delay_ms / 1e3))
 
     def _overtaken(self, key: str, at_s: float) -> Iterator[Errand]:
-        """Who puts it stands still between the name and the row, for about as long as others wait.
+        """A producer stands still between writing a key and the row, about as long as others wait.
 
-        Of two producers: where there is one, that is all.
+        Another producer then calls by the same key, if there is another.
         """
         chance = self._chance
         slow, quick = (*chance.sample(self._producers, len(self._producers)), "")[:2]
@@ -270,16 +270,16 @@ class Errands:
         return tuple(acts)
 
     def _races(self) -> list[Errand]:
-        """Puts and commands of whose name another call is made at about the same time."""
+        """The puts and commands that another call by the same key follows at once."""
         ones = sorted(self.errands, key=lambda one: (one.key, one.at_s))
         pairs = pairwise(ones)
         return [a for a, b in pairs if a.key == b.key and b.at_s - a.at_s < _RACE_S]
 
     def events(self, event: Event, *, is_local: bool) -> Iterator[Event]:
-        """What befalls those who do them, in the middle; and what people do meanwhile.
+        """Faults in the middle of calls by key, and redrives and purges meanwhile.
 
         Args:
-            event: An event, of which they differ.
+            event: The template of an event.
             is_local: True if no outcome can be unknown.
         """
         chance = self._chance

@@ -1,13 +1,13 @@
-"""The rules of schedules: each fire time once, as it was asked for, and for ever.
+"""The rules of schedules: each fire time has one run, as the schedule was asked to, for ever.
 
 ```
           called, answered       lead                                called
  ─────────────┬───┬───────────────┬────────────────────────────────────┬──────►
    as before  │ either: as before │ each fire time has one run, or is  │ either
-              │ or after          │ passed by as it was asked to be    │
+              │ or after          │ skipped by a policy of the schedule│
 ```
 
-What a schedule was to do is known here by what its callers asked for and were answered alone.
+The rules know of a schedule only what its callers asked for and were answered.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from simulation.timetables import Spec
 
 _SLACK_US = 300_000
-"""How far a process's corrected clock may be off, and what a call takes."""
+"""The most that a process's corrected clock is off, plus the time of a call."""
 _MISSED_US = 60_000_000
-"""So long after its fire time a run may still be put; later it is missed."""
+"""A run is put at most this long after its fire time; later the fire time is missed."""
 _FIRED_US = 30_000_000
 _NEVER_US = 1 << 62
 
@@ -52,13 +52,13 @@ def firings(case: Case) -> Iterator[Breach]:
 
 
 class Owed(NamedTuple):
-    """A fire time that a schedule had, for certain.
+    """A fire time that a schedule had for certain.
 
     Attributes:
-        us: When it was.
+        us: The fire time, epoch microseconds.
         time_ms: The same, epoch milliseconds.
-        state: What the schedule was then.
-        until_us: Until when it was that: when the next command was called.
+        state: The state of the schedule at the time.
+        until_us: The end of that state: when the next command was called.
     """
 
     us: int
@@ -68,14 +68,14 @@ class Owed(NamedTuple):
 
 
 class Account:
-    """What one schedule was to do, and has done.
+    """The fire times that one schedule was to have, and the runs that it put.
 
     Attributes:
-        name: Its name.
-        timeline: What it may have been at which time.
-        runs: Fire time, epoch milliseconds -> its runs, first ones first.
-        times: Those that have one, in order.
-        owed: Fire times that it surely had, in order.
+        name: The schedule's name.
+        timeline: The states that it may have had at each time.
+        runs: Fire time, epoch milliseconds -> its runs, oldest first.
+        times: The fire times that have a run, in order.
+        owed: The fire times that it had for certain, in order.
     """
 
     def __init__(self, case: Case, name: str) -> None:
@@ -93,17 +93,17 @@ class Account:
         self.owed = sorted(self._owed())
 
     def spec(self, state: State) -> Spec:
-        """What a schedule that is there was asked to be."""
+        """The definition of a schedule in a state in which it exists."""
         assert state.spec is not None
         return self.timeline.specs[state.spec]
 
     def states_at(self, time_ms: int) -> set[State]:
-        """What it may have been at a fire time, or when that was decided."""
+        """The states that it may have had at a fire time, or when the firing was decided."""
         since_us, until_us = self._shown(time_ms)
         return self.timeline.between(since_us - self._lead_us - _SLACK_US, until_us + _SLACK_US)
 
     def fires_at(self, state: State, time_ms: int) -> bool:
-        """True if a schedule that is so has a fire time then, as far as is known."""
+        """True if a schedule in a state has, or may have, a fire time at `time_ms`."""
         if state.spec is None or state.is_paused:
             return False
         spec, first_ms = self.spec(state), self._first_ms(state)
@@ -113,11 +113,11 @@ class Account:
         return is_begun and (time_ms - first_ms) % (spec.every_s * 1_000) == 0
 
     def between(self, after_ms: int, until_ms: int) -> list[int]:
-        """Fire times that have runs, after one and before another."""
+        """The fire times with runs between two times, both excluded."""
         return [time_ms for time_ms in self.times if after_ms < time_ms < until_ms]
 
     def _first_ms(self, state: State) -> int | None:
-        """A fire time of a schedule, the first of those that have one; None: nobody was told."""
+        """A fire time of a schedule, the first one of an interval; None: no caller was told."""
         spec = self.spec(state)
         if spec.is_cron:
             return 0
@@ -127,7 +127,7 @@ class Account:
         return None if told is None or told.next is None else round(told.next.timestamp() * 1_000)
 
     def _shown(self, time_ms: int) -> tuple[int, int]:
-        """When the clock showed a time, first and last; or when it was set past it."""
+        """When the machine's clock first and last showed a time, or was set past it."""
         us, history = time_ms * 1_000, self._case.history
         found = []
         edges = [(0, 0), *history.sets, (_NEVER_US, 0)]
@@ -159,11 +159,11 @@ class Account:
                 time_ms += every_ms
 
     def at(self, time_ms: int) -> str:
-        """A fire time, for people."""
+        """A fire time as text."""
         return clock_of(self._case, time_ms * 1_000)
 
     def told(self) -> str:
-        """What was asked for, for people."""
+        """The commands and their answers as text."""
         case = self._case
         return "; ".join(
             f"[{clock_of(case, one.begun_us)} to "
@@ -173,7 +173,7 @@ class Account:
         )
 
     def shown(self, time_ms: int) -> str:
-        """What was written near a fire time, for people."""
+        """The runs written near a fire time as text."""
         near = [t for t in self.times if abs(t - time_ms) <= 60_000]
         return "; ".join(
             f"{self.at(t)}: "
@@ -193,7 +193,7 @@ def _breach(account: Account, rule: str, time_ms: int, text: str) -> Breach:
 
 
 def _contradicted(case: Case, account: Account) -> Iterator[Breach]:
-    """What a caller is told of a schedule is so."""
+    """Each answer about a schedule is true."""
     for one in account.timeline.false:
         us = one.begun_us
         text = f"{one.command.does} at {clock_of(case, us)} was answered {one.answer}"
@@ -212,7 +212,7 @@ def _twice(_case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
-    """What fires was asked to, then and so."""
+    """Each run is of a fire time and a definition that its schedule had."""
     for time_ms, runs in account.runs.items():
         states = account.states_at(time_ms)
         for run in runs:
@@ -224,7 +224,7 @@ def _unasked(_case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _passed(case: Case, account: Account) -> Iterator[Breach]:
-    """What is passed by was missed by more than a minute, or the run before was not done."""
+    """A fire time has no run only if it was missed by a minute, or the last run still waits."""
     for owed in (one for one in account.owed if one.time_ms not in account.runs):
         later = [
             one
@@ -247,14 +247,14 @@ def _passed(case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _wrong_pass(spec: Spec, owed: Owed, later: Owed, late_us: int, next_us: int) -> str | None:
-    """Why a fire time was not to be passed by; None where it may be.
+    """Why a fire time should have a run; None if it may lack one.
 
     Args:
-        spec: What its schedule was to do.
+        spec: The definition of its schedule.
         owed: The fire time.
-        later: The next that has a run.
-        late_us: How long after it the first run of a later one was there.
-        next_us: When that of the next one was.
+        later: The next fire time that has a run.
+        late_us: The time from the fire time to the first run of any later one.
+        next_us: When the run of `later` was written.
     """
     if late_us < _MISSED_US - _SLACK_US:
         return f"though a later one had one {late_us / 1e6:.3f} s after it"
@@ -271,7 +271,7 @@ def _wrong_pass(spec: Spec, owed: Owed, later: Owed, late_us: int, next_us: int)
 
 
 def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int) -> bool:
-    """True if the run before a fire time was there at it, or when that was decided."""
+    """True if the last run before a fire time still had a row then, or when firing was decided."""
     known = [time for time in account.times if account.runs[time][0].at_us <= until_us]
     before = [time for time in known if time < time_ms]
     if not before:
@@ -286,7 +286,7 @@ def _was_there_before(case: Case, account: Account, time_ms: int, until_us: int)
 
 
 def _broken(case: Case, account: Account) -> Iterator[Breach]:
-    """While all goes well for half a minute, what is to fire has fired."""
+    """A fire time that half a minute without disturbances follows has a run."""
     if not account.owed:
         return
     bound_us = _FIRED_US
@@ -309,7 +309,7 @@ def _broken(case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
-    """True if a schedule may have fired as often as it was to, before a change came to it."""
+    """True if a schedule may have reached its count before it was changed."""
     states = {owed.state}
     if any(state.has_ended for state in account.states_at(owed.time_ms)):
         states |= account.timeline.between(0, owed.us)
@@ -323,7 +323,7 @@ def _may_be_over(case: Case, account: Account, owed: Owed) -> bool:
 
 
 def _gaps(spans: list[tuple[int, int]], begin_us: int, end_us: int) -> list[tuple[int, int]]:
-    """What is left of a stretch of time between others."""
+    """The parts of a stretch of time that no span covers."""
     gaps, at_us = [], begin_us
     for since_us, until_us in spans:
         if since_us > at_us:
@@ -334,7 +334,7 @@ def _gaps(spans: list[tuple[int, int]], begin_us: int, end_us: int) -> list[tupl
 
 
 def _overlapped(case: Case, account: Account) -> Iterator[Breach]:
-    """Where the run before is still there, another is put only if that was asked for."""
+    """A run is put while the last one still waits only if the overlap policy allows it."""
     for before, owed in pairwise(one for one in account.owed if one.time_ms in account.runs):
         spec = account.spec(owed.state)
         is_one = before.state == owed.state and not account.between(before.time_ms, owed.time_ms)
@@ -355,12 +355,12 @@ def _overlapped(case: Case, account: Account) -> Iterator[Breach]:
 
 
 def _dropped(case: Case, account: Account) -> Iterator[Breach]:
-    """A run under a key ends as any message, or is cancelled for the next one."""
+    """A run with a key ends as any message does, or is cancelled for the next run."""
     for us, token, process in case.history.gone:
         run = account.tokens.get(token)
         if run is None or not run.is_keyed or reason_to_go(case, token, us) is not None:
             continue
-        # Its key may have been cancelled long before its row is met.
+        # The cancel may have come long before a reader met the row and deleted it.
         states = account.timeline.between(min(us - _MISSED_US, run.at_us), us)
         may_cancel = any(s.spec and account.spec(s).overlap == "cancel" for s in states)
         is_over = case.history.wall_us(us) > (run.time_ms + 900) * 1_000

@@ -1,4 +1,4 @@
-"""Worlds of many members with few threads and long jobs: who is free is to take what others hold.
+"""Worlds of many members with few threads and long jobs: free members take others' jobs.
 
 ```
  jobs:      a burst of equal ones ; of 5 ms to 5 s ; as they arrive at 70 % load ; quick ones, while
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 SHARE = 0.25
 """The share of worlds that are fleets."""
 BANDS = 3
-"""The priorities of a queue that is made without a word of them."""
+"""The priorities of a queue that is made without the setting `bands`."""
 _CALM = 0.45
 _LOSSY = 0.35
-"""The share of those, calm or not, of whose moves the outcome is unknown at times."""
+"""The share of fleets in which the outcomes of some moves are unknown."""
 _SHAPES = ("burst", "burst", "spread", "arrivals", "rolling")
 _SECONDS = (0.05, 0.3, 0.5, 1.0)
 _SPREAD_S = (0.005, 5.0)
@@ -38,17 +38,17 @@ _SLEEPS = 0.6
 _SLEEPS_S = (10.5, 12.0)
 _FAILS_S = 0.4
 _LASTS_S = (3.0, 14.0)
-"""How long a heartbeat that is none of a member is written anew."""
+"""How long a heartbeat of no real member is repeated, shortest and longest."""
 _ROLLING_EVERY_S = 0.05
 _RESTART_EVERY_S = (3.0, 5.0)
 _RESTART_S = 0.3
 _DEADLINE_S = 6.0
-"""Of those that restart: long enough for the others to learn of it."""
+"""The deadline of members that restart: long enough for others to learn of it."""
 _PLAIN = {"groups", "retries", "history", "callers", "join", "leave", "lanes"}
-"""Kinds of world that no fault is needed for."""
+"""Kinds of world without faults."""
 _KEPT_OUT = {"crowded", "isolated", "clocks", "steps", "latecomers", "poison", "long", "cancel",
              "large", "redrive", "purge", "pause"}  # fmt: skip
-"""Kinds that other worlds play, and that keep jobs up in ways of their own."""
+"""Kinds that a fleet never has, because they delay jobs in ways of their own."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class _Job:
 
 
 class Fleet:
-    """Draws one such world.
+    """Draws the parts of one fleet's world.
 
     Attributes:
-        shape: What its jobs are like.
-        active_s: How long it goes on.
+        shape: The pattern of its jobs, one of `_SHAPES`.
+        active_s: How long faults and puts go on.
     """
 
     def __init__(self, seed: int) -> None:
@@ -80,11 +80,11 @@ class Fleet:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """True if the world of a seed is one."""
+        """True if the world of a seed is a fleet."""
         return random.Random(f"fleet/{seed}").random() < SHARE
 
     def kinds(self, on: set[str]) -> set[str]:
-        """What there is of what a world may have."""
+        """The kinds of the world, of those that were drawn for it."""
         on = on - _KEPT_OUT
         if self.is_calm:
             on &= _PLAIN
@@ -110,10 +110,10 @@ class Fleet:
         return settings
 
     def machines(self, machine: Machine) -> Iterator[Machine]:
-        """Consumers of few threads, some of whom come later.
+        """Consumers of few threads, some of which start later.
 
         Args:
-            machine: A consumer, of which they differ.
+            machine: The template of a consumer.
         """
         chance = self._chance
         is_rolling = self.shape == "rolling"
@@ -137,8 +137,8 @@ class Fleet:
         """The jobs, as messages.
 
         Args:
-            letter: A message, of which they differ.
-            act: An ack at once, likewise.
+            letter: The template of a message.
+            act: The template of a handler's act: an ack at once.
         """
         chance = self._chance
         grouped = chance.choice((0.0, 0.3, 0.5)) if "groups" in on else 0.0
@@ -178,7 +178,7 @@ class Fleet:
                 count = min(chance.randint(10, 80), most, _JOBS_MAX // bursts)
                 is_batch = chance.random() < 0.5
                 for place in range(count):
-                    # One after another they take some milliseconds each.
+                    # Single puts, unlike a batch, take some milliseconds each.
                     after_s = 0 if is_batch else 0.01 * place
                     yield _Job(at_s + after_s, seconds, count if is_batch else 0)
         elif self.shape == "spread":
@@ -193,10 +193,10 @@ class Fleet:
                 yield _Job(at_s, seconds)
 
     def events(self, event: Event, members: list[str]) -> Iterator[Event]:
-        """Who leaves, what is told that is not so, and moves of which nobody knows.
+        """Restarts, false heartbeats, and moves with unknown outcomes.
 
         Args:
-            event: An event, of which they differ.
+            event: The template of an event.
             members: The consumers.
         """
         chance = self._chance
@@ -217,7 +217,7 @@ class Fleet:
                     value=float(chance.randint(1, 8)),
                 )
         if chance.random() < _LOSSY:
-            # Of each the next moves after some moment: surplus, for the most part.
+            # The next moves of a member after some time: mostly of surplus.
             for member in members * chance.randint(1, 3):
                 at_s = chance.uniform(2, self.active_s)
                 yield replace(event, at_s=at_s, kind="lose", target=member, verb="move")
@@ -225,15 +225,15 @@ class Fleet:
             yield from self._faults(event, members)
 
     def _faults(self, event: Event, members: list[str]) -> Iterator[Event]:
-        """Pauses, and calls that are refused, unknown, or stop their process."""
+        """Pauses, and calls that fail, have unknown outcomes, or stop their process."""
         chance = self._chance
         if chance.random() < _SLEEPS:
-            # While there is surplus; some stay awake, who take their lanes over.
+            # Half of the members sleep while there is surplus; the others take their lanes over.
             at_s, seconds = chance.choice(self._busy_s) + 0.5, chance.uniform(*_SLEEPS_S)
             is_amid = chance.random() < 0.5
             for member in members[: max(len(members) // 2, 1)]:
                 if is_amid:
-                    # Between a look at its leases and what it gives away.
+                    # The pause is between a look at its leases and the move of surplus.
                     yield replace(event, at_s=at_s, kind="stall", target=member, verb="read",
                                   seconds=seconds)  # fmt: skip
                 else:
@@ -257,7 +257,7 @@ class Fleet:
 
     @staticmethod
     def _sleep(event: Event, member: str, at_s: float, seconds: float) -> Iterator[Event]:
-        """A pause past its lease of one who could not move its surplus, and then could."""
+        """A member cannot move its surplus, sleeps past its lease, and then can move it."""
         for kind, after_s, more in (
             ("fail", -_FAILS_S, {"verb": "move", "value": 100.0}),
             ("freeze", 0.0, {"seconds": seconds}),

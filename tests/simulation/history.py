@@ -1,4 +1,4 @@
-"""What happened in a run, as an observer who sees everything writes it down.
+"""The events of a run, as an observer records them who sees everything.
 
 Times are true time, epoch microseconds.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LATE_WRITER = "late"
-"""The process of what is applied long after it was sent."""
+"""The name under which writes are recorded that take effect long after they were sent."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Put:
 
 
 class Refusal(NamedTuple):
-    """A receipt that was refused: when, and of which row."""
+    """A refusal of a receipt: its time, and the row that the receipt names."""
 
     us: int
     row_id: bytes
@@ -53,14 +53,14 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Delivery:
-    """A message that was handed out, and what came of it.
+    """A message that was handed out, and its outcome.
 
     Attributes:
-        seen_us: Of a claim: when its process was last shown it before; 0: never.
+        seen_us: When the process last read the delivered claim before; 0: never, or no claim.
 
-        refusals: Of its receipts those that were said to be stale.
-        asked: When its handler asked whether it is to stop, and whether it is.
-        unsure_us: Whenever its caller was not told whether the row was moved or settled.
+        refusals: The refusals of its receipts as stale.
+        asked: (when, answer) of each time that its handler asked if it is to stop.
+        unsure_us: When its caller got no answer whether the row was moved or settled.
     """
 
     token: int
@@ -90,10 +90,10 @@ class Written:
     """A row that became visible.
 
     Attributes:
-        process: Who wrote it; `LATE_WRITER` where it took effect long after it was sent.
-        sender: Who sent it, however late it was; empty for what no process sent.
+        process: The writer; `LATE_WRITER` if the write took effect long after it was sent.
+        sender: The process that sent the write, however late it arrived; empty: none did.
 
-        is_edit: True if it stands for an edit in place.
+        is_edit: True if the row stands for an edit in place.
     """
 
     row: Row
@@ -105,7 +105,7 @@ class Written:
     is_edit: bool = False
 
     def is_there(self, us: int) -> bool:
-        """True if it was there at a time."""
+        """True if the row existed at a time."""
         return self.at_us <= us and (self.deleted_us is None or self.deleted_us > us)
 
 
@@ -120,7 +120,7 @@ class Recorded:
 
 
 class Heard(NamedTuple):
-    """What a queue's record said at a time: whether it is paused, and what is purged."""
+    """A queue's record at a time: if the queue is paused, and before when it is purged."""
 
     us: int
     paused: bool
@@ -128,11 +128,11 @@ class Heard(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A lease that was released by a fork of its holder, which is not told of it.
+    """A lease that a fork of its holder released, without the holder's knowledge.
 
     Attributes:
         process: The holder.
-        noticed_us: When its renewal was refused; 0: never.
+        noticed_us: When a renewal by the holder was refused; 0: never.
     """
 
     us: int
@@ -151,7 +151,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Look:
-    """An audit, and between when and when it was made."""
+    """An audit, with the times of its begin and end."""
 
     begun_us: int
     ended_us: int
@@ -167,38 +167,38 @@ class Purge:
 
 @dataclass(slots=True)
 class History:
-    """A run.
+    """All events of a run.
 
     Attributes:
-        sets: When the one machine's clock was set, and how far it was ahead of true time then.
-        failed: Process -> when a call of it was not done at once and told so.
-        gone: (when, message, process) of each delete after which no row of a message was there.
-        found: (when, process, row) of what a sweep of a sealed shard came upon.
+        sets: (when, how far ahead of true time since) of each set of the one machine's clock.
+        failed: Process -> when calls of it failed or had no answer in time.
+        gone: (when, message, process) of each delete of the last row of a message.
+        found: (when, process, row) of each row that a sweep of a sealed shard found.
         sealed_us: (lane, minute) -> when it was sealed.
-        came_from: Row -> the row in whose place it was to be, of each move that was asked for.
-        moved_late: (when, process, row id) of each row of which a process knew only after its
-            minute's end and half the offset that it had been moved there.
+        came_from: Row -> the row in whose place a move was to write it, for each move asked for.
+        moved_late: (when, process, row id) of each move that its process learned of only after the
+            end of the new row's minute plus half the offset.
 
-        entered: Queue and first row id of each message whose put is in the ledger -> since when.
-        ended: Those whose end is -> when it came there, and as what; then, where one came late that
-            was sooner, when that took its place.
-        recording: Process and row -> when it began to record an attempt.
-        waits: Process -> from when until when a call of it was refused, lost or slow.
-        said: What the queue's record said, from when it was stored.
-        heard: Process -> what it was told of that.
-        audits: What the queue's own audits said in the end, and its dead-letter queue's.
-        left_us: When all began to leave in the end; 0: they did not.
-        came_us: When another came then.
-        looks: All audits, those that were made while all went on as well.
-        dropped: Row id -> when it was lost behind the queue's back.
-        strangers: Heartbeats of none that works.
-        relaned: When the queue's record said of other lanes than before.
+        entered: (queue, first row id) of a message -> when its put reached the ledger.
+        ended: (queue, first row id) -> (when, fate) of each end that reached the ledger. An earlier
+            end that arrives later replaces the one before.
+        recording: (process, row) -> when the process began to record an attempt.
+        waits: Process -> (begin, end) of each call of it that was refused, lost or slow.
+        said: The versions of the queue's record, in the order of their storing.
+        heard: Process -> the versions of the record that it read.
+        audits: The last audits of the queue and of its dead-letter queue.
+        left_us: When all readers began to leave at the end; 0: they did not.
+        came_us: When a reader started after that.
+        looks: All audits, those during the run too.
+        dropped: Row id -> when the row was lost without the queue's knowledge.
+        strangers: The heartbeats of no real member.
+        relaned: When the queue's record got another number of lanes.
 
-        errands: Errand -> the call that it came to.
-        commands: Command -> likewise.
-        runs: What schedules have put, by the messages' numbers.
-        inserted: Row -> when, and by whom, it was asked to be inserted.
-        is_cut: True if the run was ended as one that would never end.
+        errands: Errand -> the call by key that was made for it.
+        commands: Command -> the call about a schedule that was made for it.
+        runs: Message number -> the message that a schedule put.
+        inserted: Row -> (when, process) of each call that asked to insert it.
+        is_cut: True if the run was cut off, because it would never have ended.
     """
 
     plan: Plan
@@ -260,9 +260,9 @@ class History:
         return us + self._ahead_us(us)
 
     def due_us(self, wall_us: int, since_us: int) -> int:
-        """When the clock showed so much, from a time on: by the first of the clocks that did.
+        """When the machine's clock, from `since_us` on, first showed `wall_us`.
 
-        What was over by then, has been so by the clock of that time.
+        A time before `since_us` is converted by the clock as it was set at `since_us`.
         """
         at_us = wall_us - self._ahead_us(since_us)
         for us, ahead_us in self.sets:
@@ -271,7 +271,7 @@ class History:
         return at_us
 
     def shown_us(self, wall_us: int, until_us: int) -> int:
-        """When the clock last showed so much until a time; that time where it never did."""
+        """When the clock last showed `wall_us` until a time; that time if it never did."""
         end_us = until_us
         for us, ahead_us in [*reversed(self.sets), (0, 0)]:
             if us <= until_us and us <= wall_us - ahead_us <= end_us:
@@ -280,15 +280,15 @@ class History:
         return until_us
 
     def planned_us(self, written: Written) -> int:
-        """When a row was planned, by the clock that showed its birth; else when it was written."""
+        """When the clock showed the birth in a row's id; when it was written if it never did."""
         if self.is_ahead(written):
             return written.at_us
         return self.shown_us(birth_us(written.row.id), written.at_us)
 
     def is_ahead(self, written: Written) -> bool:
-        """True if a row of a name is born just after the one that it replaces, and no sooner.
+        """True if the birth in a row's id is only one above that of the row which it replaces.
 
-        The clock had been set back since that one, and so it tells nothing of when it was planned.
+        The clock was set back in between, so the birth does not show when the row was planned.
         """
         source = self.written.get(self.came_from.get(written.row.id, b""))
         if source is None or written.row.key is None:
@@ -299,9 +299,9 @@ class History:
         return next((ahead_us for at_us, ahead_us in reversed(self.sets) if at_us <= us), 0)
 
     def is_audited(self, audit: Audit, row_id: bytes) -> bool:
-        """True if a message entered in the time that an audit is of, where the clock was set.
+        """True if a message entered in the time that an audit covers, or no clock was set.
 
-        What entered while it was set back may have done so before the queue was made.
+        A message that entered while the clock was set back may seem older than the queue.
         """
         since_us, until_us = (
             round(moment.timestamp() * 1e6) for moment in (audit.since, audit.until)
@@ -310,11 +310,11 @@ class History:
         return not self.sets or since_us <= birth_us(row_id) < until_us
 
     def attended_us(self, us: int) -> int:
-        """When somebody was there, from a moment on: in the end all may leave, and one comes."""
+        """The first time from `us` on with a reader: at the end all may leave before one starts."""
         return max(us, self.came_us) if self.left_us and us >= self.left_us else us
 
 
 def is_tried(row: Row) -> bool:
-    """True if a row is there to see whether it was before: it never begins, and is no message."""
+    """True if a row only tests if it was written before: it never begins, and is no message."""
     key = key_of(row)
     return key is not None and key.generation == NEVER

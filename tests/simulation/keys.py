@@ -1,7 +1,6 @@
-"""The rules of keys, by what callers were answered: one message a name, and commands are heeded.
+"""The rules of keys, judged by callers' answers: a key has one message, and commands are heeded.
 
-What is put or replaced here is told from all else by its body: a message that was edited is another
-one from then on.
+A message is identified by its body here, so an edited message counts as another one.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from simulation.history import Delivery
 
 _BEGINS_US = 1_500_000
-"""How long after it was let begin a delivery may be handed out, though cancelled or followed."""
+"""A delivery may still begin this long after a cancel or a follower, if it was let begin before."""
 _ASKED_US = 300_000
-"""How long after it a handler may not know of a cancel: it asks every 0.25 s at most."""
+"""How long after a cancel its handler may not know of it: it reads every 0.25 s at most."""
 _CLOCKS_US = 250_000
 """How far a process's corrected clock may be off."""
 _ROUNDED_US = 1_000
@@ -39,7 +38,7 @@ def keys(case: Case) -> Iterator[Breach]:
 
 
 def _named(case: Case, named: Named) -> Iterator[Breach]:
-    """A name is not lost: what was put under it is there until it ends, or a call ends it."""
+    """A message with a key has a row until it ends or a call ends it."""
     history = case.history
     left = {written.row.id for written in history.written.values() if written.deleted_us is None}
     for token in named.key_of:
@@ -63,7 +62,7 @@ def _may_be_gone(case: Case, named: Named, token: int, us: int) -> bool:
 
 
 def _answered(case: Case, named: Named) -> Iterator[Breach]:
-    """What a call says of a message is so: it is there; or not, and has not been for a moment."""
+    """An answer that a message exists, or does not, was true at some moment of the call."""
     for call in _answers(named, "not there"):
         for token in named.tokens(call.errand.key, call.begun_us):
             if not call.is_unsure and named.is_there(token, call):
@@ -84,9 +83,9 @@ def _answered(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey]:
-    """Calls by which a message of a name was over at a time: cancelled, replaced or put anew.
+    """Calls that ended a message of a key before a time: cancelled, replaced or put anew.
 
-    Unless its caller put it again after that, who had not heard that it was put.
+    A call does not count if the message's own put, without an answer, was repeated after it.
     """
     calls = named.calls[name]
     repeated = [own for own in calls if own.token == token and own.is_unsure]
@@ -106,9 +105,9 @@ def _overs(named: Named, name: str, until_us: int, token: int) -> Iterator[ByKey
 
 
 def _is_called_off(named: Named, call: ByKey, us: int) -> bool:
-    """True if a call has put or edited a message that follows another and was cancelled by a time.
+    """True if the message that a call put or edited may have been cancelled by a time.
 
-    Then the name belongs to the message before it again.
+    If it followed another message, the key then belongs to that one again.
     """
     return (
         (call.errand.conflict == "debounce" or call.errand.does == "edit")
@@ -122,13 +121,13 @@ def _goes_on(call: ByKey, us: int) -> bool:
 
 
 def _heeded(case: Case, named: Named) -> Iterator[Breach]:
-    """What was cancelled or replaced, or is not the newest of its name, does not begin any more."""
+    """A message that was cancelled or replaced, or is not the newest of its key, does not begin."""
     for token in named.key_of:
         for one in case.by_token[token]:
             for call in _overs(named, named.key_of[token], one.begun_us - 1, token):
                 is_back = named.has_come_back(token, one.row.id, call.begun_us)
                 if _had_begun(case, call, one):
-                    # Later calls are about the message that follows.
+                    # Later calls concern the message that follows this one.
                     break
                 if not (is_back or case.is_purged(token, one.begun_us)):
                     text = f"began at {_at(case, one.begun_us)} after {_shown(case, call)}"
@@ -137,7 +136,7 @@ def _heeded(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _had_begun(case: Case, call: ByKey, one: Delivery) -> bool:
-    """True if a delivery was let begin before its message was followed, which is no replacement."""
+    """True if a delivery was let begin before another message followed: no replacement then."""
     ids = {written.row.message_id for written in case.written(one.token)}
     is_followed = call.errand.conflict == "debounce" and call.message_id not in ids
     since_us = call.ended_us or 0
@@ -148,7 +147,7 @@ def _had_begun(case: Case, call: ByKey, one: Delivery) -> bool:
 
 
 def _moved(case: Case, named: Named) -> Iterator[Breach]:
-    """What was moved does not run before its new due."""
+    """A message that was moved does not begin before its new due."""
     for call in _answers(named, "done", does="move"):
         assert call.ended_us is not None
         due_us = case.history.due_us(call.due_us, call.begun_us)
@@ -177,7 +176,7 @@ def _is_moved_again(named: Named, call: ByKey, one: Delivery) -> bool:
 
 
 def _stopped(case: Case, named: Named) -> Iterator[Breach]:
-    """What was cancelled as it ran is asked to stop, and does not begin again."""
+    """A running message that was cancelled is asked to stop, and does not begin again."""
     for call in _answers(named, "running", does="cancel"):
         assert call.ended_us is not None
         for token in named.tokens(call.errand.key, call.begun_us):
@@ -196,7 +195,7 @@ def _stopped(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _runs_on(case: Case, one: Delivery, since_us: int) -> bool:
-    """True if a handler was told to go on long after its message was cancelled."""
+    """True if a handler, long after a cancel of its message, was told not to stop."""
     return any(
         us > since_us + _ASKED_US
         and not is_to_stop
@@ -206,7 +205,7 @@ def _runs_on(case: Case, one: Delivery, since_us: int) -> bool:
 
 
 def _debounced(case: Case, named: Named) -> Iterator[Breach]:
-    """What is put again and again is due at the latest so long after it was put first."""
+    """A debounced message is due no later than `max_wait` after its first put."""
     for call in _answers(named, "put"):
         row, wait_ms = call.row, call.errand.max_wait_ms
         if row is None or row.first is None or wait_ms is None:
@@ -217,7 +216,7 @@ def _debounced(case: Case, named: Named) -> Iterator[Breach]:
             and (other.ended_us or call.begun_us) >= call.begun_us
             for other in named.calls[call.errand.key]
         ):
-            # Who was not told at once is told of the row as it was moved since.
+            # The answer after a repeat shows the row as another call moved it meanwhile.
             continue
         latest_us = max(birth_us(row.first) + wait_ms * 1_000, case.history.wall_us(call.begun_us))
         now_us = case.history.wall_us(call.ended_us or 0)
@@ -227,7 +226,7 @@ def _debounced(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _held(case: Case, named: Named) -> Iterator[Breach]:
-    """A name that was put to be held stays so after its message was acked, if nothing failed."""
+    """A key put with `unique_for` is held after the ack of its message, if nothing failed."""
     for call in _answers(named, "put"):
         for token in named.tokens(call.errand.key, call.begun_us):
             unique_ms = next(c.errand.unique_ms for c in named.of(token) if c.token == token)
@@ -256,7 +255,7 @@ def _held(case: Case, named: Named) -> Iterator[Breach]:
 
 
 def _answers(named: Named, *answers: str, does: str = "") -> Iterator[ByKey]:
-    """Calls that were answered so."""
+    """The calls that got one of these answers."""
     for calls in named.calls.values():
         for call in calls:
             is_one = call.ended_us is not None and call.answer in answers

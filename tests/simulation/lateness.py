@@ -1,4 +1,4 @@
-"""True if each message was handed out soon after it could be, where nothing kept it up."""
+"""The rules of lateness: messages begin soon after they can, unless something delays them."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Put, Written
 
 _SOON_US = 2_000_000
-"""How soon what is due and stored begins: a poll comes every 0.1 s, and one of them may be slow."""
+"""A due, stored message begins within this: polls come every 0.1 s, and one may be slow."""
 _HANDED_US = 1_000_000
-"""How soon while members restart one after another, and nothing else is wrong."""
+"""The same while members restart one by one and nothing else goes wrong."""
 _PULLED_US = 4_000_000
-"""How soon a group goes on after its head: what comes due within 3 s anyhow is not pulled."""
+"""A group goes on within this of its head's end: rows due within 3 s are not brought forward."""
 _STORED_US = 300_000
-"""How long after its due a row may be stored, and be found by the sweep of 0.5 s."""
+"""The sweep of 0.5 s finds rows stored up to this long after their due."""
 _ROWS_MIN = 20
-"""Room for so many rows of each lane is enough that none holds up another."""
+"""With room in memory for this many rows of each lane, no lane delays another."""
 _LET_GO_US = 250_000
-"""How long a handler keeps a lane that is another's by now, where `hold` is not shorter."""
+"""A handler keeps a lane that passed to another member this long, or for `hold` if shorter."""
 _PARKED_US = 500_000
-"""And how long it may take to park its row, and to release its shard, with nothing slow."""
+"""The time to park a handler's row and release its shard if nothing is slow."""
 _SET_US = 5_000_000
-"""How much later a message may begin that is due when the machine's clock is set, or soon after."""
+"""The extra lateness of a message that is due about when the machine's clock is set."""
 _UNSTUCK_US = 2_000_000
-"""How long a message may be found by nobody once nothing goes wrong any more, beside two leases."""
+"""Once all faults have ended, each message is found within two leases plus this."""
 
 
 def late(case: Case) -> Iterator[Breach]:
-    """What is due and stored begins within moments, but where something may keep it up."""
+    """A due, stored message begins within moments, unless something may delay it."""
     history = case.history
     plan = history.plan
     if not history.healed_us or any(m.isolated or m.role == "caller" for m in plan.machines):
-        # Who reads ended minutes is late by the offset; a caller comes when it likes.
+        # An isolated reader reads a minute only after its offset; a caller polls when it likes.
         return
     readers = [machine for machine in plan.machines if machine.role != "producer"]
     if any(machine.prefetch < lanes_read(plan, plan.active_s) * _ROWS_MIN for machine in readers):
         return
-    # Who leaves in good order has nothing wait, and who comes: it is handed over in between. Where
-    # members outnumber lanes, these go round besides, and it is open for a while to whom.
+    # A clean stop or start delays no message: lanes pass to other members in between. But if
+    # members outnumber lanes, they take turns, and it is open for a while whose turn it is.
     is_rolling = "rolling" in plan.kinds and indices_filled(plan) > len(readers)
     calm = Calm(case, comings=not is_rolling)
     groups: dict[str, list[Delivery]] = defaultdict(list)
@@ -57,7 +57,7 @@ def late(case: Case) -> Iterator[Breach]:
     for token, put in history.puts.items():
         ones = case.by_token[token]
         if put.outcome != "acked" or put.ended_us is None or not ones or put.letter.key:
-            # What has a name is let begin by calls of its own, and is moved by key.
+            # A message with a key needs more calls to begin, and may be moved by key.
             continue
         ready_us, bound_us = max(put.asked_us, put.ended_us), _HANDED_US if is_rolling else _SOON_US
         if put.letter.group is not None:
@@ -71,7 +71,7 @@ def late(case: Case) -> Iterator[Breach]:
             bound_us += _SET_US
         if late_us <= bound_us or not _was_in_time(put):
             continue
-        # Who has it first may have had to wait for another's handler.
+        # The first reader may have waited until another member's handler let its lane go.
         bound_us += max(_let_go_us(case, ones[0], ready_us) - ready_us, 0)
         if late_us > bound_us and calm.is_calm(ready_us, bound_us, put, ones[0].process):
             yield Breach(
@@ -83,9 +83,9 @@ def late(case: Case) -> Iterator[Breach]:
 
 
 def stuck(case: Case) -> Iterator[Breach]:
-    """Once all is healed, whatever is there and due begins as soon as two leases could be over.
+    """Once all faults have ended, each due message begins within two leases.
 
-    The handlers have to get to it, and what is behind a seal waits for its sweeps.
+    Time that handlers ran is added, and rows behind a seal wait for its sweeps.
     """
     history = case.history
     if not history.healed_us or any(machine.isolated for machine in history.plan.machines):
@@ -123,7 +123,7 @@ def stuck(case: Case) -> Iterator[Breach]:
 
 
 def _called_us(case: Case, lane: int, since_us: int, until_us: int) -> int:
-    """How long callers had shards of a lane, who come for what is in them when they like."""
+    """How long callers had leases of a lane's shards: they fetch the messages when they like."""
     spans: list[tuple[int, int]] = []
     for shard, events in case.leases_of.items():
         if shard.queue == QUEUE and shard.lane == lane:
@@ -141,7 +141,7 @@ def _called_us(case: Case, lane: int, since_us: int, until_us: int) -> int:
 
 
 def _found_us(case: Case, written: Written) -> int | None:
-    """How long a sweep of the ladder may take to find a row behind the cursors; None: none does."""
+    """How soon a sweep of the ladder finds a row behind the cursors; None: no sweep does."""
     shard, history = written.row.shard, case.history
     sealed_us = history.sealed_us.get((shard.lane, shard.minute), history.ended_us)
     every_us = RUNGS[-1].every_ms * 1_000
@@ -154,12 +154,12 @@ def _found_us(case: Case, written: Written) -> int | None:
 
 
 def _was_in_time(put: Put) -> bool:
-    """True if a message was stored while its due was still being polled for."""
+    """True if a message was stored so soon after its due that polls still read it."""
     return (put.ended_us or 0) <= max(put.asked_us, put.begun_us) + _STORED_US
 
 
 def _ended_us(case: Case, before: Sequence[Delivery]) -> int | None:
-    """When all of a group that came before had ended; None where one of them was to come again."""
+    """When all earlier messages of a group had ended; None if one of them was to be retried."""
     last = {one.token: one for one in before}
     if any(one.outcome not in ("ack", "bury") or one.ended_us is None for one in last.values()):
         return None
@@ -167,9 +167,9 @@ def _ended_us(case: Case, before: Sequence[Delivery]) -> int | None:
 
 
 def _let_go_us(case: Case, one: Delivery, ready_us: int) -> int:
-    """When another released its shard, whose handler had kept it by then; 0 where none had.
+    """When another process released the shard that its running handler had kept; 0: none had.
 
-    A lane that has become another's stays where it was until what runs of it is parked.
+    A lane passes to another member only after its running messages are parked.
     """
     settings = case.history.plan.settings
     hold_us = min(int(settings["hold"][:-2]) * 1_000, _LET_GO_US)

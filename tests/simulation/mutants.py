@@ -1,6 +1,6 @@
-"""Planted bugs: each a small patch of shardq, or of the client that the simulated store is.
+"""Planted bugs: each is a small patch of shardq, or of the simulated store's client.
 
-A checker that lets one of them through is too weak, or the worlds are too kind.
+If the checker does not find one, the checker is too weak or the worlds are too kind.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Edits = tuple[tuple[Any, str, str, str], ...]
-"""Owner, name of its function, a piece of its source, and what stands there instead."""
+"""Per edit: owner, name of its function, a piece of the source, and the replacement."""
 
 MUTANTS: dict[str, Edits] = {
     "a move deletes before it inserts": (
@@ -429,7 +429,7 @@ MUTANTS: dict[str, Edits] = {
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """Plant a bug for a while; None plants none."""
+    """Plant a bug until the `with` ends; None plants none."""
     before: list[tuple[Any, str, Any]] = []
     edits = MUTANTS[name] if name is not None else ()
     try:
@@ -443,7 +443,7 @@ def planted(name: str | None) -> Iterator[None]:
 
 
 def _edited(owner: Any, name: str, old: str, new: str) -> Any:
-    """A function, or what a property calls, with another piece of source in it."""
+    """A copy of a function or property with a piece of its source replaced."""
     found = inspect.getattr_static(owner, name)
     function: Any = found.fget if isinstance(found, property) else getattr(owner, name)
     source = getattr(function, "edited", None) or textwrap.dedent(inspect.getsource(function))
@@ -456,7 +456,7 @@ def _edited(owner: Any, name: str, old: str, new: str) -> Any:
     exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
     made = space[function.__name__]
     if isinstance(made, property):
-        # Its decorator has made one of it.
+        # The property decorator in the source has made a property of the new function.
         made.fget.edited = source  # type: ignore[union-attr]
     else:
         made.edited = source

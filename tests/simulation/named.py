@@ -1,4 +1,4 @@
-"""What was asked for by key, and answered: what follows from it for the messages of a name."""
+"""Calls by key and their answers, and what they show about the messages of a key."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _NEVER_US = 1 << 62
 _VOID = ("not there", "refused", "taken", "held", "kept")
-"""Answers of calls that have changed nothing, where no try before was left unsure.
+"""Answers of calls that changed nothing, if no earlier try had an unknown outcome.
 
-By a recall that has missed a message which ran, that one is asked to stop.
+`missed`, of a recall, is not one: it asks a running message to stop.
 """
 _GOES_ON = ("retry", "snooze", "raise", "ignore", "running")
-"""Outcomes of deliveries after which their message is there."""
+"""Outcomes of deliveries after which the message still exists."""
 
 
 @dataclass(slots=True)
@@ -29,13 +29,13 @@ class ByKey:
     """A call by key, with its repeats.
 
     Attributes:
-        answer: As it was given: of a put put, kept, taken or held; of a look what the message does;
-            of a command its answer; refused: the store took no call; unknown: nobody was told.
-        is_unsure: True if a try before may have been applied, or this was none with an answer.
-        told: The message, by its body, that the call was given.
-        message_id: Its id.
-        row: Of a put that was done: the row.
-        due_us: Of a move: when the message is to be due, epoch microseconds by the right clock.
+        answer: The answer of a put: put, kept, taken or held; of a get: the message's state; of a
+            command: its own. Also refused: the store failed; unknown: no answer came.
+        is_unsure: True if a try without an answer may have been applied.
+        told: The number of the message that the call returned.
+        message_id: The id of that message.
+        row: The row that a put stored.
+        due_us: The due that a move asked for, epoch microseconds by an exact clock.
     """
 
     errand: Errand
@@ -51,22 +51,22 @@ class ByKey:
 
     @property
     def token(self) -> int | None:
-        """The message, or the new body, that it was to put."""
+        """The number of the message or new body that the call was to put; None: it puts none."""
         return self.errand.letter.number if self.errand.letter is not None else None
 
     @property
     def said(self) -> str:
-        """What it did, and was answered."""
+        """The call and its answer as text."""
         wish = f" {self.errand.conflict}" if self.errand.does == "put" else ""
         return f"{self.errand.does}{wish}: {self.answer}"
 
     def is_moving(self, name: str) -> bool:
-        """True if it is a move of this name that has not been answered yet."""
+        """True if the call is a move of this key without an answer yet."""
         return self.errand.key == name and self.ended_us is None and self.errand.does == "move"
 
     @property
     def is_void(self) -> bool:
-        """True if it has surely changed nothing."""
+        """True if the call certainly changed nothing."""
         if self.errand.does == "get":
             return True
         runs_on = self.answer == "running" and self.errand.does != "cancel"
@@ -74,23 +74,23 @@ class ByKey:
 
     @property
     def is_done(self) -> bool:
-        """True if what it asked for was done, and said so."""
+        """True if the answer says that the call was carried out."""
         return self.ended_us is not None and self.answer in ("put", "done")
 
     @property
     def has_replaced(self) -> bool:
-        """True if it may have put another body in a message's place."""
+        """True if the call may have given a message another body, or replaced it."""
         does, wish = self.errand.does, self.errand.conflict
         is_one = does == "edit" or (does == "put" and wish in ("replace", "debounce"))
         return is_one and not self.is_void
 
 
 class Named:
-    """The calls of a run by name.
+    """The calls of a run by key.
 
     Attributes:
-        calls: Name -> its calls, by when they began.
-        known_us: Message, by its body -> since when somebody knows that it is there, or was.
+        calls: Key -> its calls, in the order of their begins.
+        known_us: Message number -> when a caller first learned that the message was stored.
     """
 
     def __init__(self, case: Case) -> None:
@@ -114,26 +114,26 @@ class Named:
                 self.known_us[token] = min(self.known_us.get(token, _NEVER_US), call.ended_us)
 
     def tokens(self, name: str, until_us: int) -> Iterator[int]:
-        """Messages of a name that somebody knew of at a time."""
+        """The messages of a key that a caller knew of by a time."""
         for token, key in self.key_of.items():
             if key == name and self.known_us.get(token, _NEVER_US) <= until_us:
                 yield token
 
     def of(self, token: int) -> list[ByKey]:
-        """All calls of a message's name."""
+        """All calls by the key of a message."""
         return self.calls[self.key_of[token]]
 
     def _may_concern(self, call: ByKey, token: int, us: int) -> bool:
-        """True if a call may have changed by a time what a message comes to."""
+        """True if a call may have changed a message by a time."""
         put = self._case.history.puts[token]
         over_us = _NEVER_US if call.ended_us is None else call.ended_us
-        # What was never answered may have been done late.
+        # A call without an answer may have taken effect late.
         over_us = over_us if call.is_done else over_us + self._late_us
         is_another = call.token == token or not self._is_meant(call, token)
         return not (is_another or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
 
     def _is_meant(self, call: ByKey, token: int) -> bool:
-        """True if a call may be of a message: a recall is of one, whatever body that has."""
+        """True if a call may concern a message. A recall concerns one message, after edits too."""
         of, entries = call.errand.of, self._case.entries
         return of in (None, token) or not set(entries[of]).isdisjoint(entries[token])
 
@@ -143,7 +143,7 @@ class Named:
         return max(int(weather["late_us"]), int(weather["timeout_us"]))
 
     def reason_to_go(self, token: int, us: int) -> str | None:
-        """The call by which a message may be gone at a time; None where there is none."""
+        """The call that may have ended a message by a time; None: no call."""
         for call in self.of(token):
             ends = call.errand.does in ("cancel", "recall") or call.has_replaced
             if ends and self._may_concern(call, token, us):
@@ -158,7 +158,7 @@ class Named:
         )
 
     def is_there(self, token: int, call: ByKey) -> bool:
-        """True if a message surely had its name, and a row, all the time that a call took."""
+        """True if a message certainly had its key and a row as long as a call took."""
         case, until_us = self._case, call.ended_us
         if until_us is None or self.known_us.get(token, _NEVER_US) > call.begun_us:
             return False
@@ -175,7 +175,7 @@ class Named:
         return self._is_covered(token, call.begun_us, until_us)
 
     def _is_covered(self, token: int, begun_us: int, until_us: int) -> bool:
-        """True if a message has had a row in the queue at each moment of a stretch of time."""
+        """True if a message had a row in the queue at each moment of a stretch of time."""
         at_us = begun_us
         for written in sorted(self._rows(token), key=lambda written: written.at_us):
             if written.is_there(at_us):
@@ -196,7 +196,7 @@ class Named:
         return [written for written in self._case.written(token) if id(written) not in dead]
 
     def has_come_back(self, token: int, row_id: bytes, since_us: int) -> bool:
-        """True if a row is, or was made of, one as which its message came back from the dead."""
+        """True if a row was put back from the dead-letter queue, or moved from one that was."""
         line = self._case.line_of(row_id)
         return any(
             written.at_us >= since_us and written.row.id in line
@@ -205,9 +205,9 @@ class Named:
 
 
 def is_cancelled_by_key(case: Case, token: int) -> bool:
-    """True if a message may have been cancelled by its name, or dropped since that is another's.
+    """True if a message may have been cancelled by key, or dropped because it lost its key.
 
-    So is what its putter was never told of, and what a command has replaced.
+    A message is also dropped if its put had no answer, or if a command replaced it.
     """
     put = case.history.puts[token]
     return put.letter.key is not None and (

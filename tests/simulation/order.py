@@ -1,4 +1,4 @@
-"""True if each group was delivered one at a time, in order."""
+"""The rule of order: each group is delivered one message at a time, in order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Put
 
 _IN_TIME_US = 250_000
-"""How long after its due a message may be stored, and still come in order."""
+"""A message stored up to this long after its due is delivered in order."""
 _ROUNDED_US = 1_000
-"""A due is in milliseconds."""
+"""A due is in whole milliseconds."""
 _NEVER_US = 1 << 62
 _WAITS_AGAIN = {
     "handler": ("retry", "raise", "snooze"),
@@ -40,8 +40,8 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    """Two at once: nothing of a group begins while another of it is in anybody's hand."""
-    # The next may begin in the very instant in which the one before has ended.
+    """Breaches: a message of a group began while another of the group was held."""
+    # A message may begin in the same microsecond in which the last one ended.
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
         key=lambda one: case.place_of[id(one)],
@@ -59,14 +59,14 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     f"m{first.token} of its group ran",
                     second.token,
                 )
-        # What is delivered again, goes by that: whether it may be, `duplicated` judges.
+        # Of a redelivered message the new delivery counts; `duplicated` judges if it was allowed.
         held = [*(one for one in held if one.token != second.token), second]
 
 
 def _came_along(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a caller got the first along with the second, and after it, in one call.
+    """True if a caller got both messages in one call.
 
-    It may settle them in any order: so the second may come again while it still has the first.
+    The caller may settle them in any order, so one may be redelivered while it holds the other.
     """
     return any(_is_of_one_call(first, one) for one in case.by_token[second.token])
 
@@ -79,9 +79,9 @@ def _is_of_one_call(one: Delivery, other: Delivery) -> bool:
 
 
 def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
-    """Until when its group waits for a delivery: its handler's end, or what its caller said of it.
+    """Until when a delivery blocks its group: to its handler's end, or its caller's outcome.
 
-    What a caller says nothing of, or was not told of, is claimed until its time is up.
+    Without an outcome of the caller, or with an uncertain one, until the claim ends.
     """
     if one.kind != "receive":
         return _NEVER_US if one.ended_us is None else one.ended_us
@@ -91,10 +91,10 @@ def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
 
 
 def _is_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if the first of two messages may still be held, and blocks its group no more.
+    """True if the first of two messages does not block its group any more, though not settled.
 
-    A purge deletes its row while a handler runs. A handler ends with its process, and it blocks
-    nothing once its claim came due. The claim of a caller stays, whatever becomes of the caller.
+    A purge may delete its row while its handler runs. A handler blocks its group no more once its
+    process has died or its claim has come due. A caller's claim blocks even after the caller died.
     """
     is_gone = not case.history.written[first.row.id].is_there(second.begun_us)
     if is_gone and case.is_purged(first.token, second.begun_us):
@@ -143,7 +143,7 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
 
 
 def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    """What waits for its next attempt is not passed by those of its group behind it."""
+    """Breaches: a message passed an earlier one of its group that waited for its next attempt."""
     for put in puts:
         for failed, again in pairwise(case.by_token[put.letter.number]):
             if failed.outcome not in _WAITS_AGAIN.get(failed.kind, ()):
@@ -169,21 +169,20 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
 
 
 def _comes_before(case: Case, one: Put, other: Put) -> bool:
-    """True if one of a group comes before another for certain, and was stored in time for it."""
+    """True if one message of a group must be delivered before another: it was stored in time."""
     rows = case.rows
     if not rows[one.letter.number] or not rows[other.letter.number]:
         return False
     if _first_order(case, one) >= _first_order(case, other):
         return False
-    # What is stored more than a quarter of a second after its due, as the README says, may be found
-    # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may
-    # have been there just before, and does not reach back to it when it comes next.
-    # And what is due may go before what is not there yet, or is put with a due that is over: that
-    # comes when it is put.
+    # A row stored over 0.25 s after its due may come out of order, as the README says: the sweep of
+    # 0.5 s may have run just before, and no more reach it the next time. Then only the sweep of 5 s
+    # finds it. A due message also goes before one that is not stored yet. A put with a past due
+    # counts as due when it is put.
     comes_us = case.history.written[rows[one.letter.number][0]].row.due_ms * 1_000
     is_over = comes_us > one.asked_us + _ROUNDED_US
     stored_us = max(one.ended_us or 0, comes_us if is_over else 0)
-    # What is due later may have been read just before, by a clock that is a little ahead.
+    # A clock that is a little ahead may have read the later message just before.
     follows_us = case.history.written[rows[other.letter.number][0]].row.due_ms * 1_000 - DRIFT_US
     if max(other.begun_us, follows_us) < (one.ended_us or 0):
         return False
@@ -191,25 +190,25 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
 
 
 def _first_order(case: Case, put: Put) -> tuple[int, bytes]:
-    """The place of a message in its group, before it died and came back, if it did.
+    """The place of a message in its group before it died and was put back, if it was.
 
-    Where the machine's clock was set back meanwhile, it has come back to an earlier one.
+    A message put back after the machine's clock was set back has an earlier place.
     """
     rows = [written.row for written in case.written(put.letter.number)]
     return min(row.order for row in rows if entry_of(row) == entry_of(rows[0]))
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a lease of one of two messages ran out meanwhile, or before.
+    """True if a lease for one of two messages ran out between their deliveries.
 
-    A call that is slow, a process that stands still, and one that dies break no order by
-    themselves: whoever had a row of the group keeps it for as long as its lease lasts.
+    A slow call, a pause or a crash alone breaks no order, because the holder keeps its rows as long
+    as its lease lasts. A fork that releases the lease, or a set clock, is an excuse too.
     """
     begun_us = min(first.begun_us, second.begun_us)
     until_us = max(first.begun_us, second.begun_us)
     tokens = first.token, second.token
     shards = {written.row.shard for token in tokens for written in case.written(token)}
-    # By which clock each of them was due is another's order.
+    # A clock set since the first put changes which of the two is due first.
     put_us = min((case.history.puts[token].begun_us for token in tokens), default=begun_us)
     return (
         case.is_forked(shards, begun_us, until_us)

@@ -1,4 +1,4 @@
-"""What a plan is made of: processes, messages and what is done with them, and what goes wrong."""
+"""The parts of a plan: processes, messages, acts of their handlers, and faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Act:
-    """What a handler does with one delivery: works for `seconds`, then `kind`."""
+    """A handler's work on one delivery: it runs for `seconds`, then ends with `kind`."""
 
     kind: str
     seconds: float = 0.0

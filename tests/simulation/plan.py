@@ -1,7 +1,7 @@
-"""What a seed stands for: the queue, the processes, the messages, and what goes wrong when.
+"""The plan of a seed: the queue, the processes, the messages, and which faults come when.
 
-A plan is data. Each of its parts has a name, by which a run can do without it: that is how a
-failing seed is made smaller, and how it is repeated.
+A plan is data. Each part has a name, so that a run can leave it out: to make a failing seed
+smaller, or to repeat a smaller one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from simulation.timetables import Command, Timetable
 
 GROUPS = 4
 _CRASHES = 40
-"""More than a message may kill: no bound on that is met by a letter that has had enough."""
+"""The crash acts of a poison message: more than it may cause, so that only shardq ends them."""
 _READ_AHEAD_MS = 500
 _NAPS = 3
 _NAP_S = (5.5, 7.5)
 _NAP_LETTERS = 8
 _NO_WAKINGS = {"crowded", "isolated", "callers", "crash", "poison", "slow",
                "slow_lwt", "outage"}  # fmt: skip
-"""Where these are, one reader hardly ever has the rows of others in hand when those wake."""
+"""Kinds of world in which a reader seldom holds the rows of sleepers when they wake."""
 _WAKING_S = (11.0, 12.5)
 _WAKING_LETTERS = 100
 _WAKING_SPREAD_S = 0.015
 _WAKING_WORK_S = (1.0, 2.5)
 _DRAGGED_S_MAX = 4.0
-"""Of a consumer's ten seconds of lease some are to be left when it has its answer."""
+"""The longest delay of an answer: a consumer must have part of its lease of 10 s left."""
 _DRAGS = 2
 _DRAG_LETTERS = 3
 _PARKED_LATE_S_MAX = 6.5
@@ -43,27 +43,27 @@ _LOCAL = 0.1
 """The share of worlds that are one machine with SQLite; all others have Cassandra."""
 _NOT_LOCAL = {"lost", "unanswered", "late", "twice", "parted", "slow_lwt", "clocks", "steps",
               "drift", "lose", "large"}  # fmt: skip
-"""What befalls no process there: no write is late or unknown, and there is but one clock."""
+"""Kinds that a world of one machine lacks: it has no late or unknown write, and one clock."""
 _SET_S = (1, 5, 60, 600, 3_600, 3 * 86_400)
 _SETS_MAX = 4
 _EPOCH_S = 1_799_900_000.0
-"""How far back a machine without a battery begins, until the network tells it the time."""
+"""How far back the clock of a machine without a battery starts, until the network sets it."""
 _SET_EVERY_S = (3.0, 14.0)
 _LEASES = 0.2
 """The share of worlds whose leases last for other than 10 s."""
 _LEASE_MS = (5_000, 6_000, 8_000, 20_000)
 _FORKS = 0.12
-"""The share of worlds in which forks release what their parents hold."""
+"""The share of worlds in which forks release leases that their parents hold."""
 _TIES = 6
 _TIED = (3, 8)
-"""How many of a group are put together, due together."""
+"""How many messages of a group are put at once with the same due."""
 LIMIT_BYTES = 1_500
-"""A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
+"""A larger move is an insert, then a delete; the bound on Cassandra is 40 KiB."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a run that its seed decides beforehand."""
+    """Everything that the seed decides before a run."""
 
     seed: int
     settings: dict[str, Any]
@@ -108,7 +108,7 @@ _LENGTHS = (
     (500, 500), (500, 3_000), (1_000, 1_000), (1_000, 10_000), (2_000, 1_000), (2_000, 10_000),
     (5_000, 3_000), (5_000, 20_000), (60_000, 120_000),
 )  # fmt: skip
-"""A minute's length and the offset, in milliseconds."""
+"""Choices of (length of a minute, offset), milliseconds."""
 ISOLATED_MS_MAX = 6_000
 _SHARES = {
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted",
@@ -124,7 +124,7 @@ WITHIN = {
     "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
     "crowded", "isolated", "latecomers", "fleet", "rolling", "unused", "keys", "schedules",
 }  # fmt: skip
-"""Those that are there from the first: how processes and messages are, not what befalls them."""
+"""Kinds that hold from the start: properties of processes and messages, not faults."""
 STRUCK = {
     "stall": ("renew", "renew", "take", "move", "delete", "read", "note members"),
     "cut": (
@@ -140,8 +140,8 @@ STRUCK = {
     "fail": ("delete", "move", "renew", "insert", "list_minutes", "waiting", "read"),
     "lose": ("delete", "move", "renew", "insert", "take", "edit"),
 }  # fmt: skip
-"""What is done to the next call of one of these verbs: its process stops within it for a while, or
-for good; it is refused, several times over; or its outcome is not known."""
+"""Faults of the next call of one of these verbs: its process pauses or dies within it, the call
+fails several times, or its outcome is unknown."""
 
 
 def plan_of(seed: int) -> Plan:
@@ -150,7 +150,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def machine_of(process: str) -> str:
-    """The machine that a process is a life of: "c0" of "c0.3"."""
+    """The machine of a process: "c0" for "c0.3", which is its third life."""
     return process.split(".", maxsplit=1)[0]
 
 
@@ -167,7 +167,7 @@ def lease_ms(plan: Plan) -> tuple[int, int]:
 
 
 def length_ms(settings: dict[str, Any]) -> int:
-    """How long a message may wait until its minute and the offset are over."""
+    """The longest wait of a message until its minute and the offset are over, milliseconds."""
     return int(settings["minute"][:-2]) + int(settings["offset"][:-2])
 
 
@@ -176,7 +176,7 @@ class _Planner:
         self.seed = seed
         self.chance = random.Random(f"plan/{seed}")
         chance = self.chance
-        # Swarm: a world with every fault at once hides what only few of them together can do.
+        # Swarm testing: a world with all faults at once hides bugs that only a few together show.
         share = chance.choice((0.0, 0.15, 0.3, 0.5, 0.8))
         plain = {"callers", "groups", "retries", "large", "bands", "long", "cancel", "lanes",
                  "leave", "join", "purge", "pause", "crowded", "isolated", "history",
@@ -184,12 +184,12 @@ class _Planner:
         self.on = {kind for kind in KINDS if chance.random() < (0.5 if kind in plain else share)}
         if chance.random() < 0.7:
             self.on -= {"purge", "pause"}
-        # Drawn by itself: other worlds stay as they are.
+        # From a random source of its own, so that other worlds stay as they are.
         self.is_local = random.Random(f"local/{seed}").random() < _LOCAL
         self.on -= _NOT_LOCAL if self.is_local else set()
         self.has_battery = random.Random(f"battery/{seed}").random() < 0.85
         if self.is_local and not self.has_battery:
-            # All that is recorded in 1970 is over when that ends.
+            # A history recorded in 1970 has expired once the clock is right.
             self.on -= {"history"}
         # Likewise drawn by itself.
         self.fleet = Fleet(seed) if Fleet.is_drawn(seed) else None
@@ -262,7 +262,7 @@ class _Planner:
             "hold": f"{chance.choice((500, 1_500, 4_000))}ms",
             "visibility": f"{chance.choice((2_000, 4_000, 8_000))}ms",
         }
-        # Drawn by itself, as forks are.
+        # From a random source of its own, as forks are.
         lease = random.Random(f"lease/{self.seed}")
         if lease.random() < _LEASES:
             settings["lease"] = f"{lease.choice(_LEASE_MS)}ms"
@@ -283,7 +283,7 @@ class _Planner:
         ):  # fmt: skip
             if kind in self.on:
                 weather[kind] = round(chance.uniform(0.1, 1.0) * most, 4)
-        # Drawn by itself: no other part of any plan depends on it.
+        # From a random source of its own: no other part of any plan depends on it.
         lingers = random.Random(f"lingers/{self.seed}").random() < 0.25
         if lingers and self.on & {"late", "twice", "lose"}:
             weather |= {"late_us": _LINGERS_US, "lingers": True}
@@ -293,7 +293,7 @@ class _Planner:
 
     def _machines(self, active_s: float, settings: dict[str, Any]) -> list[Machine]:
         chance = self.chance
-        # One that waits until a minute and its offset are over would outlast the run.
+        # An isolated reader waits for the end of a minute and its offset: longer than the run.
         self.on -= {"isolated"} if length_ms(settings) > ISOLATED_MS_MAX else set()
         machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
         if self.fleet is not None:
@@ -373,7 +373,7 @@ class _Planner:
         return letters
 
     def _latecomer(self, before: Letter, number: int, producers: list[str]) -> Letter:
-        """One that is put when another of its group is read ahead, and comes just before it."""
+        """A message put while one of its group is read ahead, and due just before that one."""
         chance = self.chance
         ahead_ms, earlier_ms = chance.randrange(20, 150), chance.randrange(1, 20)
         return replace(
@@ -389,8 +389,8 @@ class _Planner:
         )
 
     def _naps(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
-        """Pauses that outlast a lease, unless it was renewed just now, with a group due in them."""
-        # Drawn by themselves: no other part of any plan depends on them.
+        """Pauses longer than a lease (unless just renewed), with a group's messages due in them."""
+        # From a random source of their own: no other part of any plan depends on them.
         chance = random.Random(f"naps/{self.seed}")
         if not self.on >= {"groups", "freeze"} or chance.random() >= 0.5:
             return []
@@ -402,7 +402,7 @@ class _Planner:
             at_s, seconds = chance.uniform(2, active_s - 2), chance.uniform(*_NAP_S)
             group = f"g{chance.randrange(GROUPS)}"
             for reader in readers:
-                # All at once: whoever reads the group's lane is among them.
+                # All readers at once, because one of them reads the group's lane.
                 self.events.append(Event(len(self.events), at_s, "freeze", reader, seconds))
             for place in range(_NAP_LETTERS):
                 due_s = at_s + 0.1 + 0.15 * place
@@ -418,11 +418,11 @@ class _Planner:
         return letters
 
     def _wakings(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
-        """A pause of all readers but one, past their leases and with acks that are not stored yet.
+        """A pause of all readers but one, past their leases, before their acks are stored.
 
-        When they wake and store them, that one has their messages in hand, for hand-outs with care.
+        When they wake and store the acks, that reader holds their messages, to deliver with care.
         """
-        # Drawn by themselves, as naps are.
+        # From a random source of their own, as naps are.
         chance = random.Random(f"sleep/{self.seed}")
         staying = [m.name for m in machines if m.role in ("consumer", "stepper") and not m.start_s]
         if chance.random() >= 0.5 or len(staying) < 2 or self.on & _NO_WAKINGS:
@@ -456,8 +456,8 @@ class _Planner:
     def _drags(
         self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
     ) -> list[Letter]:
-        """Writes that come too late for their minute's readers, and are answered then."""
-        # Drawn by themselves, as naps are.
+        """Writes that arrive, and are answered, too late for the readers of their minute."""
+        # From a random source of their own, as naps are.
         chance = random.Random(f"drags/{self.seed}")
         minute_ms, offset_ms = int(settings["minute"][:-2]), int(settings["offset"][:-2])
         late_s = (minute_ms + offset_ms / 2) / 1e3
@@ -474,7 +474,7 @@ class _Planner:
                     Event(len(self.events), at_s, "drag", machine.name, seconds, verb=verb)
                 )
                 for place in range(_DRAG_LETTERS):
-                    # Together they are a batch, and each of them is moved at least once.
+                    # The messages are one batch, and each of them is moved at least once.
                     letters.append(
                         Letter(
                             number + len(letters),
@@ -490,11 +490,11 @@ class _Planner:
     def _late_parks(
         self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
     ) -> list[Letter]:
-        """Long handlers, of which each is parked too late for the minute of its claim.
+        """Long handlers whose claims are parked too late for the minute of the claim.
 
-        Some have ended by the time that the claim is there.
+        Some handlers end before the claim arrives.
         """
-        # Drawn by themselves, as naps are.
+        # From a random source of their own, as naps are.
         chance = random.Random(f"parks/{self.seed}")
         visibility_s, hold_s = (int(settings[name][:-2]) / 1e3 for name in ("visibility", "hold"))
         late_s = visibility_s + length_ms(settings) / 1e3
@@ -507,7 +507,7 @@ class _Planner:
                 self.events.append(
                     Event(len(self.events), at_s, "drag", machine.name, seconds, verb="move")
                 )
-                # When its claim was to be up, a second before it comes; or after it has come.
+                # The handler ends with its claim, a second before the claim arrives, or later.
                 ends_s = (visibility_s + 0.1, seconds + 1.0)
                 for place in range(_PARKED_LETTERS):
                     letters.append(
@@ -521,8 +521,8 @@ class _Planner:
         return letters
 
     def _audits(self, active_s: float) -> None:
-        """Audits while all goes on; and a row that is lost before, for them to name."""
-        # Drawn by themselves, as naps are.
+        """Audits during the run, and a row that is lost before, which they must name."""
+        # From a random source of their own, as naps are.
         chance = random.Random(f"audits/{self.seed}")
         if "history" not in self.on or chance.random() >= 0.5:
             return
@@ -533,7 +533,7 @@ class _Planner:
 
     def _forks(self, machines: list[Machine], active_s: float) -> None:
         """Moments at which a fork of a reader ends, and releases leases that its parent holds."""
-        # Drawn by themselves, as naps are.
+        # From a random source of their own, as naps are.
         chance = random.Random(f"forks/{self.seed}")
         readers = [m.name for m in machines if m.role != "producer" and m.start_s < active_s - 5]
         if chance.random() >= _FORKS:
@@ -544,8 +544,8 @@ class _Planner:
             self.events.append(Event(len(self.events), at_s, "fork", target, value=share))
 
     def _leases(self, active_s: float) -> None:
-        """When leases get longer, or shorter, for those that are taken or renewed from then on."""
-        # Drawn by themselves, as naps are.
+        """When leases that are taken or renewed become longer or shorter."""
+        # From a random source of their own, as naps are.
         chance = random.Random(f"leases/{self.seed}")
         if chance.random() < _LEASES / 2:
             at_s, lease_ms = chance.uniform(1, active_s), chance.choice(_LEASE_MS)
@@ -553,7 +553,7 @@ class _Planner:
 
     def _sets(self, active_s: float) -> None:
         """When the one machine's clock is set, and by how much."""
-        # Drawn by themselves, as naps are.
+        # From a random source of their own, as naps are.
         chance = random.Random(f"sets/{self.seed}")
         at_s = chance.uniform(4, 12)
         if self.is_local and not self.has_battery:
@@ -569,7 +569,7 @@ class _Planner:
 
     def _ties(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
         """Messages of one group that are put together and come due in the same millisecond."""
-        # Drawn by themselves, as naps are; not in every world, for they change what else happens.
+        # From a random source of their own. Not in every world: ties change other events.
         chance = random.Random(f"ties/{self.seed}")
         if "groups" not in self.on or chance.random() >= 0.25:
             return []
@@ -588,7 +588,7 @@ class _Planner:
     def _errands(
         self, machines: list[Machine], active_s: float, weather: dict[str, Any]
     ) -> tuple[dict[str, Any], tuple[Errand, ...]]:
-        """What is done by key, in what weather, and what befalls those who do it."""
+        """The weather and the calls by key of the world; adds the faults of their callers."""
         self.on.add("keys")
         drawn = Errands(self.seed, machines, active_s, Letter(0, "", 0.0), Act("ack"))
         for event in drawn.events(Event(0, 0.0, ""), is_local=self.is_local):
@@ -596,7 +596,7 @@ class _Planner:
         return drawn.weather(weather), drawn.errands
 
     def _timetable(self, machines: list[Machine], active_s: float) -> Timetable:
-        """What is done about schedules, and what befalls those who fire them."""
+        """The calls about schedules of the world; adds the faults of the processes that fire."""
         self.on.add("schedules")
         drawn = Timetable(self.seed, machines, active_s, is_local=self.is_local)
         for event in drawn.events(Event(0, 0.0, "")):

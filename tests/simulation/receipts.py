@@ -1,4 +1,4 @@
-"""The rules of what callers are told when they settle what they had received."""
+"""The rule of receipts: which a caller may use to settle a message."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Refusal, Written
 
 TRIES = 3
-"""How often a caller asks where the store refuses."""
+"""How often a caller tries a call that the store fails."""
 
 
 def refused(case: Case) -> Iterator[Breach]:
-    """A receipt is taken until a second before its due, while its row is where it says."""
+    """A receipt is accepted until a second before its claim ends, while its row is in its place."""
     for one in case.history.deliveries:
         for refusal in one.refusals:
             reason = _reason_to_refuse(case, one, refusal)
@@ -40,7 +40,7 @@ def refused(case: Case) -> Iterator[Breach]:
 
 
 def _reason_to_refuse(case: Case, one: Delivery, refusal: Refusal) -> str | None:
-    """Why a receipt was stale; None where it was not."""
+    """Why a receipt was stale; None if it was not."""
     written = case.history.written[refusal.row_id]
     us = refusal.us if written.is_there(refusal.us) else written.deleted_us or 0
     over_us = (written.row.due_ms - CLAIM_MARGIN_MS) * 1_000
@@ -59,7 +59,7 @@ def _reason_to_refuse(case: Case, one: Delivery, refusal: Refusal) -> str | None
 
 
 def _is_repaired(case: Case, written: Written) -> bool:
-    """True if who wrote a row has moved it to now, since it had come too late for its minute."""
+    """True if the writer of a row moved it to now, because it came too late for its minute."""
     late_us = case.late_us(written.row.shard.minute)
     return written.deleted_by == written.process and late_us < (written.deleted_us or 0)
 

@@ -1,4 +1,4 @@
-"""What producers do to schedules, and what they are answered; and what befalls firings."""
+"""The calls about schedules that producers make, their answers, and faults of firings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Registrar(Clerk):
     _steward: Process
 
     def begin_errands(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
-        """Let a producer do what it has not begun in a life before, each at its time."""
+        """Start a producer's errands and commands, without those begun before a restart."""
         super().begin_errands(process, machine, queue)
         for command in self.plan.commands:
             if command.producer == machine.name and command.number not in self.history.commands:
@@ -49,7 +49,7 @@ class Registrar(Clerk):
         if wait_us > 0:
             self.simulation.sleep(wait_us / 1e6)
         if self.ending and process.name != STEWARD:
-            # All are about to be removed.
+            # The end of the run removes all schedules.
             return
         asked = Asked(command, process.name, self.simulation.now_us)
         self.history.commands[command.number] = asked
@@ -71,7 +71,7 @@ class Registrar(Clerk):
             except UsageError:
                 if asked.command.does != "change" or given.get("count") is None:
                     raise
-                # It has fired as often already, which `timeline` sees.
+                # The schedule has fired as often as the new count already; `timeline` judges that.
                 asked.answer = "refused"
             except ClockError:
                 pass
@@ -102,10 +102,10 @@ class Registrar(Clerk):
         return schedule.pause() if command.does == "pause" else schedule.resume()
 
     def _given(self, spec: Spec | None) -> dict[str, Any]:
-        """What a schedule is to be, as `Schedule.change` takes it."""
+        """The arguments of `Schedule.change` that give a schedule a definition."""
         if spec is None:
             return {}
-        # A change takes back the start that it had before.
+        # Without a start in the definition a change removes the former one.
         given = {"body": spec.body, "start": None, **spec.options()}
         if spec.is_cron:
             return {**given, "cron": f"*/{spec.every_s} * * * * *"}
@@ -133,7 +133,7 @@ class Registrar(Clerk):
         self.simulation.run(_REMOVED_S, lambda: not self._are_asking(len(names)))
 
     def _are_asking(self, removals: int) -> bool:
-        """True if anybody alive waits for an answer, or so many removals have not begun."""
+        """True if a living process waits for an answer, or fewer removals have begun."""
         processes = self.simulation.processes
         asked = self.history.commands
         return sum(number >= _LAST for number in asked) < removals or any(
@@ -144,11 +144,11 @@ class Registrar(Clerk):
 
     @property
     def of_firings(self) -> dict[str, Callable[[Event], None]]:
-        """What befalls firings, by the kind of the event."""
+        """Kind of event -> the function that plans such a fault for the next firing."""
         return {"break": self._breaks.append}
 
     def on_firing(self, process: Process) -> None:
-        """A process is about to fire: in the middle of that, it dies or stands still."""
+        """Called before a process fires: a planned fault kills or pauses it in the middle."""
         if not self._breaks or self.ending:
             return
         event, after_us = self._breaks.pop(), process.chance.randrange(_BREAKS_US)

@@ -1,4 +1,4 @@
-"""What a failing seed prints: its shortest run that could be found, and how to repeat it."""
+"""The report on a failing seed: the shortest run that was found, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def explain(outcome: Outcome, *, mutant: str | None = None, seconds: float | Non
     Args:
         outcome: A run that broke a rule.
         mutant: The bug that was planted in it.
-        seconds: How long to look; as long as it takes where None.
+        seconds: How long to search for a shorter run; None: without a limit.
     """
     dropped, smallest = shrink(outcome, mutant=mutant, seconds=seconds)
     again = run_seed(outcome.seed, dropped, mutant=mutant, keep_trace=True)
@@ -28,7 +28,7 @@ def explain(outcome: Outcome, *, mutant: str | None = None, seconds: float | Non
 
 
 def show(outcome: Outcome, without: Sequence[str], mutant: str | None) -> None:
-    """Print the last calls of a run, its plan, what it broke, and how to repeat it."""
+    """Print the last calls of a run, its plan, its breaches, and how to repeat it."""
     plan = plan_of(outcome.seed).without(set(without))
     for line in outcome.lines[-_LINES:]:
         print(line[:200])

@@ -1,4 +1,4 @@
-"""What the processes of a world do: put, consume, step, receive; and handle what they are given."""
+"""The work of a world's processes: put, consume, step, receive, and handle messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TRIES = 8
 _ASKS = 3
 _ASKS_S = 0.6
-"""Who works for longer than this under a key asks so often in between whether it is to stop."""
+"""A handler that works longer than this on a message with a key asks if it is to stop."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -109,7 +109,7 @@ class Roles(Watch, ABC):
             except (StoreTimeout, StoreUnavailable) as error:
                 maybe = maybe or isinstance(error, StoreTimeout)
                 if error.messages:
-                    # The very same write again.
+                    # Repeat the same write.
                     body, arguments = error.messages[0], {}
                 self.simulation.sleep(0.2)
             else:
@@ -126,7 +126,7 @@ class Roles(Watch, ABC):
         self._check_repaired(message._row, queue)
 
     def _check_repaired(self, row: Row, queue: shardq.Queue) -> None:
-        # What a put says is stored must not lie where no reader looks again before it is sealed.
+        # A message whose put was answered must not be where no reader looks before the seal.
         layout = queue._home.register.layout
         is_late = layout.is_late(row.shard.minute, queue._home.clock.now_ms() - 1)
         if is_late and self.simulation.cells.find([row.position]):
@@ -139,7 +139,7 @@ class Roles(Watch, ABC):
                 continue
             if written.row.first is not None:
                 self.history.reached.add("late batch repaired")
-            # What was there in time has been read, however long the rest of the batch took.
+            # A row that arrived in time was read, even if the rest of the batch took long.
             if queue._home.register.layout.is_late(
                 written.row.shard.minute, written.at_us // 1_000
             ):
@@ -154,7 +154,7 @@ class Roles(Watch, ABC):
                 queue.put_many(items)
             except (StoreTimeout, StoreUnavailable) as error:
                 maybe = maybe or isinstance(error, StoreTimeout)
-                # What has taken long has ended the batch: the rest was not read.
+                # A slow call ended the batch: the rest of the items was not read.
                 items = chain(error.messages, items)
                 self.simulation.sleep(0.2)
             else:
@@ -249,7 +249,7 @@ class Roles(Watch, ABC):
                     machine.count,
                     f"{round(machine.visibility_s * 1e3)}ms",
                     wait="2s",
-                    # Of two callers the first takes several of a group at once.
+                    # Only the first of two callers takes several messages of a group at once.
                     per_group=machine.count if machine.name == "r0" else 1,
                 )
             except StoreError:
@@ -258,7 +258,7 @@ class Roles(Watch, ABC):
             except ClockError:
                 self.history.reached.add("clock refused later")
                 break
-            # Another member may have a message whose time was up while this process stood still.
+            # If a claim ended while this process stood still, another member may have the message.
             now_ms = self._scheduler.wall_us() // 1_000
             got = [message for message in got if message.due_ms > now_ms]
             grouped = [message.group for message in got if message.group is not None]
@@ -317,7 +317,7 @@ class Roles(Watch, ABC):
         )
         act = self._act_of(one)
         if act.seconds:
-            # Who steps a consumer in its own thread must not let it wait for longer than a lease.
+            # A stepper handles in the thread that steps, so it must not work longer than a lease.
             is_stepper = self.machines[machine_of(process.name)].role == "stepper"
             self._work(one, message, min(act.seconds, 0.2) if is_stepper else act.seconds)
         if act.kind == "crash":
@@ -344,7 +344,7 @@ class Roles(Watch, ABC):
     def _settle(
         self, process: Process, queue: shardq.Queue, one: Delivery, message: Message
     ) -> None:
-        """What a caller elsewhere does with a message that it received."""
+        """Settle a message that a caller received, as its plan says."""
         act = self._act_of(one)
         receipt = message.receipt
         if act.seconds:
@@ -367,7 +367,7 @@ class Roles(Watch, ABC):
         }
         maybe = False
         one.settled_us = self.simulation.now_us
-        # Should this process die now, what it has asked for may have been done.
+        # If this process dies now, the call may have been carried out.
         one.outcome = f"maybe {act.kind}"
         for _ in range(3):
             try:
@@ -408,11 +408,11 @@ class Roles(Watch, ABC):
 
     @abstractmethod
     def begin_errands(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
-        """Let a producer do by key what it has not begun in a life before, each at its time."""
+        """Start a producer's calls by key, without those begun before a restart."""
 
     @abstractmethod
     def start(self, machine: Machine) -> None:
-        """Start a process, or one that takes the place of another."""
+        """Start a process of a machine, the first one or one after a restart."""
 
     def _crash(self, process: Process) -> None:
         self.history.crashes.append((self.simulation.now_us, process.name))
@@ -438,5 +438,5 @@ class Roles(Watch, ABC):
 
 
 def body_of(letter: Letter) -> bytes:
-    """The body of a message, which no other has."""
+    """The unique body of a message."""
     return f"{letter.number}|".encode() + b"x" * letter.size

@@ -95,20 +95,20 @@ SOMETIMES = frozenset(
         *(f"with {kind}" for kind in WITHIN),
     }
 )
-"""What has to have been reached by a batch: a fault that is never made proves nothing. Recorded
-seeds reach those that a batch may miss."""
+"""Faults that a batch of seeds must meet, because a fault that never occurs proves nothing.
+Recorded seeds meet those that a batch may miss."""
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
-"""Seeds that failed once and still meet what failed, and what that is; of each fault that a batch
-may miss seeds that meet it; of each mutant a seed that finds it, and the rule it breaks there."""
+"""Recorded seeds: those that once failed, with the fault that they still meet; for each fault that
+a batch may miss, seeds that meet it; for each mutant, a seed that finds it and the broken rule."""
 _SHRINKS = 120
 _AHEAD = 8
-"""Seeds that a process may have waiting: one that takes long keeps no other from going on."""
+"""Seeds queued for each process, so that a slow seed does not stop the others."""
 
 
 @dataclass
 class Outcome:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     breaches: list[Breach] = field(default_factory=list)
@@ -135,12 +135,12 @@ def run_seed(
 
     Args:
         seed: Decides everything.
-        without: Parts of its plan that are left out.
+        without: The parts of its plan to leave out.
         mutant: A planted bug.
-        keep_trace: True if to keep a line for every call.
+        keep_trace: True to keep a line for every call.
     """
     world = World(plan_of(seed).without(set(without)), keep_trace=keep_trace)
-    # Cycles of a run live until its end anyhow; looking for them takes a tenth of the time.
+    # Reference cycles live until the end of the run; searching for them takes 10 % of the time.
     gc.disable()
     try:
         with mutants.planted(mutant):
@@ -165,7 +165,7 @@ def run_many(
     """Run seeds, as many at a time as there are jobs, in order.
 
     Args:
-        seeds: Asked for the next one only when it is about to be run.
+        seeds: The seeds; each is taken only when it is about to be run.
         planted: A mutant for each.
         jobs: How many processes run them, each of which lives until the last seed.
     """
@@ -191,16 +191,16 @@ def shrink(
     runs: int = _SHRINKS,
     seconds: float | None = None,
 ) -> tuple[list[str], Outcome]:
-    """Leave out of a failing seed's plan what it can do without and still break the same rule.
+    """Leave out the parts of a failing seed's plan without which it still breaks the same rule.
 
     Args:
         outcome: The run that failed.
         mutant: The bug that was planted in it.
         runs: How many plans to try.
-        seconds: After how long to try no other; None: whatever it takes.
+        seconds: When to stop trying; None: no limit.
 
     Returns:
-        The names of what was left out, and the run without it.
+        The names of the parts that were left out, and the run without them.
     """
     clock = SystemClock(0)
     begun_us = clock.boot_us()
@@ -215,7 +215,7 @@ def shrink(
     best = outcome
     size = max(len(parts) // 2, 1)
     tries = 0
-    # Halves, quarters, .. as delta debugging does.
+    # Leave out halves, then quarters, and so on, as delta debugging does.
     while size >= 1 and not is_over():
         at = 0
         while at < len(parts) and not is_over():

@@ -1,4 +1,4 @@
-"""What schedules have put: each run is given a number, as every other message has one.
+"""The messages that schedules put: each gets a number, as all other messages have.
 
 All runs of a schedule have one body. In the history a run's body begins with its number.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_TOKEN = 3_000_005
 _TOKENS = 7
-"""Between two numbers: messages whose number this divides are put with headers of their own."""
+"""The step from number to number. Messages with a number that it divides have own headers."""
 
 
 @dataclass(slots=True)
@@ -30,15 +30,15 @@ class Run:
     """A message that a schedule has put.
 
     Attributes:
-        name: The schedule's.
-        time_ms: Its fire time, epoch milliseconds.
+        name: The schedule's name.
+        time_ms: The fire time, epoch milliseconds.
 
-        body: What it was put with.
-        headers: Likewise.
+        body: The body that it was put with.
+        headers: The headers that it was put with.
         row: The first of its rows.
-        at_us: When that was there.
-        process: Who wrote that.
-        entries: The row ids as which it has entered the queue; one, but under a key.
+        at_us: When that row was written.
+        process: The process that wrote the row.
+        entries: The row ids by which it entered the queue: one, or more with a key.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Run:
 
     @property
     def spec(self) -> int:
-        """The number of what its schedule was to be."""
+        """The number of the schedule's definition, which is in the body."""
         return int(self.body.split()[1])
 
     @property
     def is_keyed(self) -> bool:
-        """True if it was put under a key: then nothing of a try that had failed ever begins."""
+        """True if it was put with a key. Then a row of a failed try never begins."""
         return key_of(self.row) is not None
 
 
@@ -66,8 +66,8 @@ class Runs:
     """Numbers the runs of one world.
 
     Args:
-        history: Where they are written down.
-        specs: What schedules were to be, by number.
+        history: Where the runs are recorded.
+        specs: Number -> the definition of a schedule.
         bands: How many priorities the queue has.
     """
 
@@ -79,13 +79,13 @@ class Runs:
         self._of_content: dict[tuple[str, str, bytes], int] = {}
 
     def written(self, row: Row, us: int, process: str, *, is_put_back: bool) -> Row:
-        """A row of a run that becomes visible, with the run's number.
+        """Record a row of a run that becomes visible; returns it with the run's number.
 
         Args:
-            row: It.
-            us: When.
-            process: Who has sent it.
-            is_put_back: True if it is dead, or comes back from the dead: then it is no new run.
+            row: The row.
+            us: When it became visible.
+            process: The process that sent it.
+            is_put_back: True if it is dead or put back from the dead, and so no new run.
         """
         headers = read_headers(row)
         entry, content = row.first or row.id, (headers[NAME_HEADER], headers[TIME_HEADER], row.body)
@@ -104,7 +104,7 @@ class Runs:
         return self._numbered(token, row)
 
     def told(self, row: Row) -> Row:
-        """A row as it was written down."""
+        """A row with its number, as it was recorded."""
         return self._numbered(self._of_entry[row.first or row.id], row) if is_run(row) else row
 
     @staticmethod
@@ -125,7 +125,7 @@ class Runs:
             us / 1e6,
             group=row.group,
             priority=row.shard.lane % self._bands,
-            # What has a name of its own ends by that as well: `firings` asks why.
+            # A run with a key of its own may also end by that key, which `firings` judges.
             key=name if run.is_keyed else None,
             acts=acts_of(
                 self._specs[run.spec], f"{self._history.plan.seed}/{name}/{time_ms}", Act("ack")
@@ -145,7 +145,7 @@ class Runs:
 
 
 def is_run(row: Row) -> bool:
-    """True if a row is of a message that a schedule has put."""
+    """True if a row is of a message that a schedule put."""
     return row.headers is not None and f'"{TIME_HEADER}"' in row.headers
 
 

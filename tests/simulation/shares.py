@@ -1,4 +1,4 @@
-"""The rule of surplus that was moved: the same message, from its due on, by who had it to give."""
+"""The rule of shares: moved surplus is the same message, and its mover had the lease."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from simulation.history import Written
 
 _RESTS_US = 100_000
-"""A row that was shared less than this ago stays."""
+"""A row is not shared again for this long."""
 _SHARES_MAX = 12
-"""Of one row until it begins: who is free takes it, and who is not does not pass it on for ever."""
+"""The most shares of one message until it begins, so that busy members do not pass it on."""
 _CALL_US, _SLOW_US = 1_000, 1_000_000
 _NOTICED_US = 1_000_000
-"""By when the machine's clock is looked at again, after it was set."""
+"""How soon a process reads the machine's clock anew after it was set."""
 
 
 def shared(case: Case) -> Iterator[Breach]:
-    """A share keeps its message as it is, and is made under a lease, of what has not begun."""
+    """A share does not change its message, is made under a lease, and only before it begins."""
     for row_id in case.shares:
         new = case.history.written[row_id]
         source = case.source_of(new)
@@ -55,7 +55,7 @@ def _wrongs(case: Case, source: Written, new: Written) -> Iterator[str]:
         yield "its place in the order has changed"
     if (was.body, read_headers(was)) != (row.body, read_headers(row)):
         yield "its contents have changed"
-    # One may be recorded in place by another, which had died.
+    # A process that died may have recorded an attempt in the row.
     planned_us = case.born_us(row.id)
     attempts = [n for (i, n), us in case.recorded.items() if i == was.id and us <= planned_us]
     if row.attempt != max([was.attempt, *attempts]):
@@ -69,16 +69,16 @@ def _wrongs(case: Case, source: Written, new: Written) -> Iterator[str]:
 def _wrong_times(case: Case, source: Written, new: Written) -> Iterator[str]:
     was, row = source.row, new.row
     planned_us = case.born_us(row.id)
-    # By which of a machine's clocks it was wanted, is not kept.
+    # If the clock was set, it is not recorded by which clock the message was wanted.
     if was.wanted_ms != row.wanted_ms and not case.history.sets:
         yield f"it is wanted from {row.wanted_ms} on, not from {was.wanted_ms}"
     since_us = source.at_us if case.history.is_ahead(new) else planned_us
     is_early = row.due_ms < was.due_ms or row.due_ms * 1_000 < since_us - DRIFT_US
-    # Planned by one of a machine's clocks, it is early by another alone.
+    # A share planned before the clock was set may be early by the new clock only.
     if is_early and not case.is_set(planned_us, new.at_us):
         yield "it is due before now"
     rested_us = planned_us - case.born_us(was.id)
-    # What keeps its due is early: those that leave give it on at once.
+    # A share that keeps its due may follow another at once: members that leave pass it on.
     is_late = was.since_ms is not None
     if was.id in case.shares and is_late and rested_us < _RESTS_US - DRIFT_US:
         yield "it was shared just before"
@@ -90,10 +90,10 @@ def _not_to_be_shared(case: Case, source: Written, new: Written) -> Iterator[str
     was, planned_us = source.row, case.born_us(new.row.id)
     if any(us <= planned_us for us in case.history.recording.get((new.sender, was.id), ())):
         yield "its attempt was recorded already"
-    # Its clock may be ahead, or behind. A release may follow the move in the same microsecond.
+    # The sender's clock may be ahead or behind. A release may follow within a microsecond.
     latest_us = min(planned_us + DRIFT_US, new.at_us - 1)
     if any(us <= new.at_us <= us + _NOTICED_US for us, _ in case.history.sets):
-        # And ids stand still once it is set back, until the step ends that was under way then.
+        # After the clock was set back, ids stand still until the current step ends.
         latest_us = new.at_us - 1
     times_us = (latest_us, planned_us, planned_us - DRIFT_US)
     if not any(_is_leased(case, new.sender, was.shard, us) for us in times_us):
@@ -107,16 +107,16 @@ def _band(case: Case, shard: Shard) -> int:
 
 
 def _is_leased(case: Case, process: str, shard: Shard, us: int) -> bool:
-    """True if a process had the lease of a shard at a time, as far as it can know."""
+    """True if a process had the lease of a shard at a time, or could not know better."""
     holder, since_us = _holder(case, shard, us)
     is_its = holder == process and us <= since_us + case.lease_us + DRIFT_US
     return is_its or _is_forked(case, process, shard, us)
 
 
 def _is_anothers(case: Case, new: Written, shard: Shard) -> bool:
-    """True if a share was made when its shard had been another's, by one whom nothing kept up."""
+    """True if a share was made, without a delay, after another process got the shard."""
     weather = case.history.plan.weather
-    # A look and a move, each of which may be slower by a second where any is.
+    # A read and a move. In a slow world each may take a second more.
     calls_us = 2 * (_CALL_US + weather["spread_us"] + (_SLOW_US if weather.get("slow") else 0))
     us = new.at_us - calls_us
     holder, _ = _holder(case, shard, us)
@@ -130,7 +130,7 @@ def _is_anothers(case: Case, new: Written, shard: Shard) -> bool:
 
 
 def _holder(case: Case, shard: Shard, us: int) -> tuple[str, int]:
-    """Who had a shard's lease last until a time, and since when; nobody where it was released."""
+    """The last holder of a shard's lease at a time, and since when; empty if it was released."""
     holder, since_us = "", 0
     for at_us, name, what in case.lease_events[shard]:
         if at_us > us:
@@ -140,7 +140,7 @@ def _holder(case: Case, shard: Shard, us: int) -> tuple[str, int]:
 
 
 def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
-    """True if a fork had released a lease then, of which its holder had not to know."""
+    """True if a fork had released the lease by then, and the holder need not know it."""
     return any(
         (fork.process, fork.shard) == (process, shard) and fork.us <= us <= case.noticed_us(fork)
         for fork in case.history.forks
@@ -148,14 +148,14 @@ def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
 
 
 def _may_have_since(case: Case, new: Written) -> bool:
-    """True if a row may say since when it is wanted: a share does, and what was made of it late.
+    """True if a row may record since when it is wanted, though it is no share.
 
-    So does what was edited, or placed anew under its name.
+    It may if it is a schedule's run, a repaired late row, or was placed anew by key.
     """
     if new.row.since_ms is None:
         return True
     if case.token_of[new.row.id] in case.history.runs:
-        # It says so from the first where it is put later than its fire time.
+        # A run that is put after its fire time records it from the start.
         return True
     source = case.source_of(new)
     return source is not None and (case.is_late(source, new) or source.row.key != new.row.key)

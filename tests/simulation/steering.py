@@ -1,4 +1,4 @@
-"""The rules of what people say to a queue: cancel, purge and pause are heeded."""
+"""The rules of commands to a queue: cancel, purge and pause are heeded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 _us_of = attrgetter("us")
 
 _ACTS_US = 200_000
-"""How long a step may take to begin that acts on what another thread of its process has read, or
-the step before, where no call takes long."""
+"""The longest time from a read of the queue's record, by any thread, to a step that acts on it
+if no call is slow."""
 _SLOW_US = 1_000_000
 _STEP_CALLS = 20
-"""So many calls one step makes as it catches up."""
+"""The most calls that one step makes when it catches up."""
 
 
 def cancelled(case: Case) -> Iterator[Breach]:
-    """What was cancelled more than 2 s before its due is never delivered."""
+    """A message cancelled over 2 s before its due is never delivered."""
     for token, cancel in case.history.cancels.items():
         put = case.history.puts[token]
         if cancel.outcome != "cancelled" or cancel.ended_us is None or put.row is None:
@@ -42,7 +42,7 @@ def cancelled(case: Case) -> Iterator[Breach]:
 
 
 def purged(case: Case) -> Iterator[Breach]:
-    """Once a purge is known, what had entered before it is not delivered."""
+    """A process that knows of a purge delivers no message that entered before it."""
     for one in case.history.deliveries:
         entered_us = birth_us(one.row.first or one.row.id)
         if _is_known(case, one, partial(_has_purged, entered_us)):
@@ -55,7 +55,7 @@ def purged(case: Case) -> Iterator[Breach]:
 
 
 def paused(case: Case) -> Iterator[Breach]:
-    """Once a pause is known, nothing is handed out until it is over."""
+    """A process that knows of a pause hands out nothing until the pause ends."""
     for one in case.history.deliveries:
         if _is_known(case, one, lambda heard: heard.paused):
             yield Breach(
@@ -70,14 +70,14 @@ def _has_purged(entered_us: int, heard: Heard) -> bool:
 
 
 def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bool:
-    """True if a process that handed a message out knew of what forbids it, or had to.
+    """True if a process knew, or had to know, of a record that forbids its delivery.
 
-    It reads the settings every 3 s, and so knows of it 5 s later, where no call has failed
-    meanwhile or was slow, nor did it stand still.
+    A process rereads the settings every 3 s. So it must know of a change after 5 s, unless a call
+    failed or was slow, or it stood still.
     """
     history, us = case.history, one.begun_us
     heard = [told for told in history.heard.get(one.process, ()) if told.us <= us]
-    # Since when it has been told of it, and when it was last told otherwise.
+    # When the process first read that record, and when it last read another one.
     known_us = told_us = 0
     for told in heard:
         if is_said(told):
@@ -88,7 +88,7 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
     is_acted_on = us > known_us + acts_us and not case.kept_up(one.process, known_us, us)
     if known_us and is_acted_on:
         return True
-    # All of what was said since, for it may have been taken back and said again.
+    # All versions since: the command may have been withdrawn and given again.
     first = bisect_right(history.said, us - TOLD_US, key=_us_of)
     last = bisect_right(history.said, us, key=_us_of)
     lately = history.said[max(first - 1, 0) : last]
@@ -98,9 +98,9 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
 
 
 def _begins_us(case: Case) -> int:
-    """How much longer it may take until what is named is let begin, which holds up all that is due.
+    """The extra time that messages with keys need to begin, which delays all due messages.
 
-    Of a call that is slower by less than a second nobody notes it.
+    Calls that are slower by less than a second are not recorded.
     """
     weather = case.history.plan.weather
     is_slow = case.history.errands and {"slow", "slow_lwt"} & weather.keys()

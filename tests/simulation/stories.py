@@ -1,4 +1,4 @@
-"""What happened in a run, for people."""
+"""The events of a run as text, for people."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 def shown(row: Row) -> str:
-    """A row, in a line."""
+    """A row as a line of text."""
     return str(row._replace(id=b"", first=None, body=row.body[:4]))
 
 
 def clock_of(case: Case, us: int) -> str:
-    """A time, from the world's begin on."""
+    """A time as text, counted from the world's begin."""
     start_us = case.history.healed_us - round(case.history.plan.active_s * 1e6)
     return f"{(us - start_us) / 1e6:.3f} s"
 
 
 def story(case: Case, token: int) -> str:
-    """What happened to a message, for people."""
+    """The events of a message as text."""
     lines = []
     put = case.history.puts.get(token)
     if put is not None:

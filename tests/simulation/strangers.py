@@ -1,4 +1,4 @@
-"""Heartbeats that no worker sends: lies, some that lack fields, some that cannot be read."""
+"""Heartbeats that no worker sends: false ones, ones that lack fields, unreadable ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from simulation.parts import Event
 
 STRANGERS = {"liar", "terse", "garbled"}
-"""Kinds of heartbeats that are none of a process that works."""
+"""Kinds of heartbeats that no working process sends."""
 EVERY_S = 1.0
 TTL_MS = 10_000
 _FREE_MAX = 512
@@ -17,7 +17,7 @@ _VERSION = 1_000_000
 
 
 class Stranger(NamedTuple):
-    """From when until when such a heartbeat was written, again and again."""
+    """The stretch of time in which a false heartbeat was repeated."""
 
     name: str
     kind: str
@@ -26,7 +26,7 @@ class Stranger(NamedTuple):
 
 
 def heartbeat_of(event: Event, turn: int) -> str:
-    """What it says the nth time."""
+    """The text of a false heartbeat at its nth repeat."""
     value = int(event.value)
     told = {
         "threads": value,

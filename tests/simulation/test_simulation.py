@@ -1,4 +1,4 @@
-"""The worlds that every change runs; that a seed is one run; that planted bugs are found."""
+"""Tests of the simulation: recorded worlds pass, a seed repeats, planted bugs are found."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simulation.report import explain
 from simulation.run import RECORDED, SOMETIMES, run_seed
 
 GATE_WORLDS: list[int] = RECORDED["gate worlds"]
-"""The same before every change, so that a change fails by what it changes. They meet each fault at
-least once; scripts/nightly runs all of the first 200, and others that nobody has seen yet."""
+"""The seeds that run before every change, always the same, so that only the change can make them
+fail. They meet each fault at least once. scripts/nightly runs the first 200 seeds and new ones."""
 NIGHTLY_WORLDS = [seed for seed in range(200) if seed not in GATE_WORLDS]
 _WORLDS = 10
-"""So many are one test: two processes share them to the end."""
+"""Worlds of one test: few, so that parallel processes share them evenly to the end."""
 _SHRINK_S = 60.0
-"""How long to look for a shorter run of a seed that fails: as long as half of them all take."""
+"""How long to search for a shorter run of a failing seed: half of the time of all worlds."""
 TESTS = Path(__file__).parent.parent
 
 
@@ -48,7 +48,7 @@ def test_no_seed_breaks_what_is_promised(seeds: list[int]) -> None:
 @pytest.mark.parametrize("fault", RECORDED["rare"])
 def test_a_fault_that_few_worlds_meet_is_met_by_a_seed_of_its_own(fault: str) -> None:
     assert fault in SOMETIMES
-    # A change that moves what calls take may take it from one of them, and not from all.
+    # A change of call times may make one of these seeds miss the fault, but hardly all.
     assert any(fault in run_seed(seed).reached for seed in RECORDED["rare"][fault])
 
 
@@ -69,7 +69,7 @@ def test_a_seed_that_once_failed_fails_no_more(seed: str) -> None:
 )
 def test_a_planted_bug_is_found(mutant: str) -> None:
     seed, rule = RECORDED["mutants"][mutant]
-    # By what it breaks: another rule may be broken by an error that it only happens to cause.
+    # The rule matters: the mutant may break another rule only by accident.
     assert rule in run_seed(seed, mutant=mutant).rules
 
 

@@ -1,9 +1,9 @@
-"""What each schedule was at which time, by what was asked for and answered.
+"""The states that each schedule may have had at each time, inferred from calls and answers.
 
 ```
  ──┬─ called ──┬─ answered ──────┬─ called ──── never answered ─ ..
    │  as before, or after        │  as before, or after, until another call is answered
-   └─ as before└─ as it says     └─
+   └─ as before└─ as answered    └─
 ```
 """
 
@@ -28,9 +28,9 @@ class Asked:
 
     Attributes:
         answer: done; gone: there is no such schedule; taken: another one has the name; refused: it
-            has fired as often as it was to; unknown: nobody was told.
-        told: The schedule, as the caller was told it.
-        tries: How often it was called; what any but the last has done, nobody was told.
+            has reached its count; unknown: no answer came.
+        told: The schedule that the call returned.
+        tries: How often it was called. The outcomes of all but the last are unknown.
     """
 
     command: Command
@@ -43,24 +43,24 @@ class Asked:
 
     @property
     def is_sure(self) -> bool:
-        """True if its caller was told what has become of it."""
+        """True if the caller got an answer."""
         return self.ended_us is not None and self.answer != "unknown"
 
     @property
     def spec(self) -> int | None:
-        """The number of what the schedule was to be."""
+        """The number of the definition that the command gives; None: it gives none."""
         return None if self.command.spec is None else self.command.spec.number
 
 
 class State(NamedTuple):
-    """What a schedule may be at a time.
+    """A state that a schedule may have at a time.
 
     Attributes:
-        spec: What it was asked to be, by its number; None: it is not there.
-        by: The number of the command that asked for that.
-        made: That of the command that has made it, or had, before it ended.
+        spec: The number of its definition; None: it does not exist.
+        by: The number of the command that gave it the definition.
+        made: The number of the command that made it, also after it has ended.
         is_paused: True if it is paused.
-        has_ended: True if it is not there since it has fired as often as it was to.
+        has_ended: True if it does not exist because it reached its count.
     """
 
     spec: int | None
@@ -74,28 +74,28 @@ ABSENT = State(None)
 
 
 class Stretch(NamedTuple):
-    """What a schedule may be from a time on."""
+    """The states that a schedule may have from a time on."""
 
     us: int
     states: frozenset[State]
 
     @property
     def sure(self) -> State | None:
-        """What it surely is, and fires; None where it may not."""
+        """The only possible state, in which it fires; None if it may have another or not fire."""
         live = [state for state in self.states if not state.has_ended]
         if len(live) != 1 or live[0].spec is None or live[0].is_paused:
             return None
-        # One that has ended may be the one before, in the place of which it is being made.
+        # The ended schedule may be a former one of this name, and the new one not made yet.
         is_sole = all(state.made == live[0].made for state in self.states)
         return live[0] if is_sole else None
 
 
 class _Course(NamedTuple):
-    """One way in which it may have gone so far.
+    """One possible course of a schedule's commands up to a time.
 
     Attributes:
-        state: What the schedule is then.
-        done: The commands under way that have taken effect, by their numbers.
+        state: The state of the schedule after it.
+        done: The numbers of the commands under way that have taken effect.
     """
 
     state: State
@@ -103,20 +103,20 @@ class _Course(NamedTuple):
 
 
 class Timeline:
-    """What one schedule may have been at each time.
+    """The states that one schedule may have had at each time.
 
-    Each command takes effect at one moment between its call and its answer; one that nobody was
-    told of later, or never.
+    A command takes effect at one moment between its call and its answer. Without an answer it takes
+    effect at any later time, or never.
 
     Args:
         case: The run.
-        name: The schedule's.
+        name: The schedule's name.
 
     Attributes:
-        asked: The commands, by when they were called.
-        specs: What it was asked to be, by number.
-        stretches: In order; each until the next one begins.
-        false: Commands whose answers nothing explains.
+        asked: The commands, in the order of their calls.
+        specs: Number -> definition.
+        stretches: The stretches in order; each lasts until the next one begins.
+        false: The commands whose answers no course explains.
     """
 
     def __init__(self, case: Case, name: str) -> None:
@@ -139,7 +139,7 @@ class Timeline:
             self.stretches.append(Stretch(us, frozenset(course.state for course in courses)))
 
     def between(self, since_us: int, until_us: int) -> set[State]:
-        """What it may have been at some moment of a stretch of time."""
+        """The states that it may have had at some moment of a stretch of time."""
         found: set[State] = set()
         for stretch in reversed(self.stretches):
             if stretch.us <= until_us:
@@ -155,7 +155,7 @@ class Timeline:
                 yield max(one.ended_us, one.begun_us + 1), one.command.number, one
 
     def _at_end(self, one: Asked, courses: set[_Course]) -> set[_Course]:
-        """The courses in which a command that is answered has taken effect."""
+        """The courses in which a command had taken effect when its answer came."""
         over = {one.command.number}
         over |= {number for number, other in self._open.items() if self._settles(one, other)}
         fitting = {course for course in courses if one.command.number in course.done}
@@ -169,9 +169,9 @@ class Timeline:
         return {course._replace(done=course.done - over) for course in fitting}
 
     def _gone_on(self, courses: set[_Course]) -> set[_Course]:
-        """The same, and those in which any of the commands under way have taken effect.
+        """These courses, and those in which some commands under way have taken effect since.
 
-        One that was tried again may have done so twice.
+        A command with several tries may have taken effect twice.
         """
         found, fresh = set(courses), set(courses)
         while fresh:
@@ -188,27 +188,27 @@ class Timeline:
         return found
 
     def _outcomes(self, one: Asked, state: State) -> Iterator[State]:
-        """What a command may make of a schedule."""
+        """The states into which a command may bring a schedule."""
         if _fits(one, state) and (one.answer != "refused" or self._may_be_spent(one, state)):
             yield _after(one, state)
         if one.tries > 1:
-            # By a try before, of which nobody was told.
+            # An earlier try without an answer may have been carried out.
             yield _after_done(one, state)
         ended = self._ended(_after_done(one, state))
         if one.answer == "gone" and ended.has_ended:
-            # By the change itself, where it has fired so often before.
+            # The change itself may end a schedule that has already fired as often.
             yield ended
         if one.answer == "gone" and self._meets(one, "remove"):
-            # It was carried out, and looked at when it was removed already.
+            # It was carried out, but the schedule was removed before the answer was read.
             yield _after_done(one, state)
             if one.command.does == "make":
                 yield ABSENT
         if one.answer == "taken" and state.spec is None and self._meets(one, "change"):
-            # It was made, and looked at when it was changed already.
+            # It was made, but changed by another command before the answer was read.
             yield _after_done(one, state)
 
     def _meets(self, one: Asked, does: str) -> bool:
-        """True if another command, of a kind, was under way while one was."""
+        """True if another command of a kind was under way at the same time."""
         return any(
             other.command.does == does
             and other.begun_us <= self._over_us(one)
@@ -226,13 +226,13 @@ class Timeline:
         return one.answer == "done" and is_undecided and not is_left
 
     def _over_us(self, one: Asked) -> int:
-        """When its caller was told, had died, or had given up."""
+        """When the caller got its answer, died or gave up."""
         if one.ended_us is not None:
             return one.ended_us
         return self._case.crash_us.get(one.process, _NEVER_US)
 
     def _may_be_spent(self, one: Asked, state: State) -> bool:
-        """True if a schedule may have fired as often by now as a command was to let it."""
+        """True if a schedule may have fired as often as the count that a command gives."""
         history = self._case.history
         count = None if one.command.spec is None else one.command.spec.count
         until_us = history.ended_us if one.ended_us is None else one.ended_us
@@ -245,13 +245,13 @@ class Timeline:
         return count is not None and len(fired) >= count
 
     def _ended(self, state: State) -> State:
-        """What a schedule may have come to by itself."""
+        """The state into which a schedule with a count may come by itself: ended."""
         is_endless = state.spec is None or self.specs[state.spec].count is None
         return state if is_endless else ABSENT._replace(made=state.made, has_ended=True)
 
 
 def _after(one: Asked, state: State) -> State:
-    """What a command makes of a schedule."""
+    """The state into which a command with its answer brings a schedule."""
     return state if one.answer in ("gone", "taken", "refused") else _after_done(one, state)
 
 
@@ -267,7 +267,7 @@ def _after_done(one: Asked, state: State) -> State:
 
 
 def _fits(one: Asked, state: State) -> bool:
-    """True if a command's answer may be given where a schedule is so."""
+    """True if a command may get its answer in a state of the schedule."""
     is_there = state.spec is not None
     if one.command.does == "remove" or not one.is_sure:
         return True

@@ -1,8 +1,8 @@
-"""What is done about schedules in one world: by producers, and by what befalls those who fire them.
+"""The calls about schedules in one world, and the faults of the processes that fire them.
 
 ```
  made ──► changed, paused, resumed, made again; near its fire times, or at any ──► removed, or not
-          └ who fires it is cut off, stands still, or is not answered
+          └ the process that fires it is cut off, stands still, or gets no answer
 ```
 """
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 SHARE = 0.13
 """The share of worlds in which a queue has schedules."""
 LEAD_S, LEAD_LOCAL_S = 2.75, 0.35
-"""How long before its fire time a message is put, at the most."""
+"""The longest time before its fire time at which a message is put, on Cassandra and SQLite."""
 _COUNT = (1, 4)
 _EVERY_S = (1, 1, 2, 2, 3, 4, 5, 7, 10, 15, 20)
 _CRON_S = (1, 2, 3, 5, 10, 15, 20)
-"""Intervals that a minute is made of."""
+"""Intervals that divide a minute, seconds."""
 _WINDOWS_S = (5, 20, 40, 90)
 _COUNTS = (1, 12)
 _LASTS_S_MAX = 6.0
 _LATE_US = (400_000, 1_500_000, 3_000_000)
-"""How late a write may be: whoever waits for one waits for twice as long."""
+"""Choices of how late a write may be. A process waits twice as long for a late write."""
 _COMMANDS = ("change", "change", "change", "pause", "pause", "resume", "remove", "make")
 _MORE = (0, 5)
 _APART_S = (0.0, 0.004, 0.05, 0.6, 5.0)
@@ -50,15 +50,15 @@ _ABSENT_S = (20.0, 110.0)
 
 @dataclass(frozen=True)
 class Spec:
-    """What a schedule is to be.
+    """A definition of a schedule.
 
     Attributes:
-        number: Another one has another; its runs have it in their bodies.
-        every_s: Its interval.
-        first_s: Of an interval, when it fires first, from the world's begin on; None: one interval
-            after it is made.
+        number: The definition's unique number, which is in the bodies of its runs.
+        every_s: The interval.
+        first_s: The first fire time of an interval, from the world's begin on; None: one interval
+            after the schedule is made.
         is_cron: True if it is a cron: it fires when the seconds are a multiple of the interval.
-        lasts_s: How long its runs last at the most.
+        lasts_s: The longest that the handler of a run works.
     """
 
     number: int
@@ -75,11 +75,11 @@ class Spec:
 
     @property
     def body(self) -> bytes:
-        """What it puts."""
+        """The body of its runs."""
         return f"spec {self.number}".encode()
 
     def options(self) -> dict[str, Any]:
-        """As `Queue.every` takes them; all of them, so that a change leaves nothing as it was."""
+        """All options of `Queue.every`, so that a change replaces every one."""
         return {
             "missed": self.missed,
             "window": None if self.window_s is None else f"{self.window_s}s",
@@ -96,8 +96,8 @@ class Command:
 
     Attributes:
         does: make, change, pause, resume or remove.
-        name: The schedule's.
-        spec: Of a make or a change: what it is to be.
+        name: The schedule's name.
+        spec: The definition that a make or a change gives.
     """
 
     number: int
@@ -113,17 +113,17 @@ class Command:
 
 
 class Timetable:
-    """Draws what is done about schedules in one world.
+    """Draws the calls about schedules of one world.
 
     Args:
-        machines: Those of the world; its producers do it.
-        active_s: Until when.
-        is_local: True if it is one machine.
+        machines: The machines of the world; its producers make the calls.
+        active_s: The end of the calls, from the world's begin on.
+        is_local: True if the world is one machine.
 
     Attributes:
-        commands: What is done.
-        absent_s: How long nobody is there to fire them, once all is healed.
-        rest_s: How long all goes on after that, until all schedules are removed.
+        commands: The calls.
+        absent_s: How long, after the faults, no process fires schedules.
+        rest_s: How long schedules then go on until all are removed.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class Timetable:
 
     @staticmethod
     def is_drawn(seed: int) -> bool:
-        """True if there are schedules in the world of a seed."""
+        """True if the world of a seed has schedules."""
         return random.Random(f"plan/schedules/{seed}").random() < SHARE
 
     def weather(self, weather: dict[str, Any]) -> dict[str, Any]:
-        """The same, with writes that are late by less."""
+        """The same weather, with late writes that arrive sooner."""
         changed = {**weather, "late_us": self._chance.choice(_LATE_US)}
         changed.pop("lingers", None)
         return changed
@@ -158,7 +158,7 @@ class Timetable:
         spec = self._spec()
         yield self._command("make", name, made_s, spec)
         if chance.random() < 0.3:
-            # As a program may that makes it each time that it starts; or one that has it otherwise.
+            # A program may make its schedule at each start, another one define it otherwise.
             other = spec if chance.random() < 0.7 else self._spec()
             yield self._command("make", name, made_s + chance.choice(_APART_S), other)
         at_s = made_s
@@ -175,7 +175,7 @@ class Timetable:
                 again = ("resume", None) if does == "pause" else ("make", spec)
                 yield self._command(again[0], name, at_s, again[1])
             elif chance.random() < 0.2:
-                # Two at once, of which each may come first.
+                # Two commands at once: either may take effect first.
                 beside_s = at_s + chance.choice(_APART_S[:4])
                 yield self._command(chance.choice(("pause", "resume", "remove")), name, beside_s)
 
@@ -188,7 +188,7 @@ class Timetable:
         missed = chance.choice(("skip", "once", "all"))
         window_s = chance.choice(_WINDOWS_S) if chance.random() < 0.5 else None
         if self._is_local and missed == "all":
-            # Its clock may be set forward by days.
+            # The machine's clock may be set forward by days.
             window_s = chance.choice(_WINDOWS_S)
         overlap = chance.choice(("allow", "allow", "queue", "skip", "cancel"))
         is_busy = overlap != "allow" or chance.random() < 0.3
@@ -208,7 +208,7 @@ class Timetable:
         )
 
     def _near(self, spec: Spec, at_s: float) -> float:
-        """A time near a fire time, or near when its message is put."""
+        """A time near a fire time, or near the put of its message."""
         chance = self._chance
         first_s = spec.first_s or 0.0
         fires_s = first_s + round((at_s - first_s) / spec.every_s) * spec.every_s
@@ -225,13 +225,13 @@ class Timetable:
         return Command(self._number, self._chance.choice(self._producers), at_s, does, name, spec)
 
     def events(self, event: Event) -> Iterator[Event]:
-        """What befalls those who fire schedules, and those who give commands, in the middle of it.
+        """Faults of processes in the middle of firings and of commands.
 
         Args:
-            event: An event, of which they differ.
+            event: The template of an event.
         """
         chance = self._chance
-        # By the member that fires then, between the runs and the record.
+        # These faults hit the member that fires, between the put of runs and its record.
         breaks = random.Random(f"schedules/{self._seed}/breaks")
         for _ in range(breaks.randint(1, 5)):
             at_s = round(breaks.uniform(3, self._active_s), 4)
@@ -268,12 +268,12 @@ class Timetable:
 
 
 def acts_of(spec: Spec, run: str, act: Act) -> tuple[Act, ...]:
-    """What the handlers of a run do.
+    """The acts of a run's handlers.
 
     Args:
-        spec: Its schedule's.
-        run: Tells it from every other.
-        act: An ack at once, of which they differ.
+        spec: The definition of its schedule.
+        run: A text that identifies the run.
+        act: The template of an act: an ack at once.
     """
     chance = random.Random(run)
     acts: list[Act] = []

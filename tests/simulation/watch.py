@@ -1,4 +1,4 @@
-"""What is written down while a world runs: by network, tables and processes."""
+"""Records the history of a running world: calls, changes of tables, events of processes."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
 _BEATS_US = 11_000_000
-"""How long a heartbeat counts: 10 s by the node's clock."""
+"""How long a heartbeat counts at most: 10 s by the clock of a node, which may be off."""
 _CALLS_MAX = 200_000
 _ROWS_MAX = 50_000
-"""The busiest worlds make 20,000 calls and write 5,000 rows, with a planted bug 45,000 calls; one
-that makes copies of copies does so without end."""
+"""The bounds of a world. The busiest ones make 20,000 calls (45,000 with a planted bug) and write
+5,000 rows, but a world that makes copies of copies never ends."""
 
 
 class Endless(Exception):
-    """A world has made more calls or rows than any that comes to its end."""
+    """A world made more calls or rows than any world that ends."""
 
 
 class Watch:
-    """Writes a run's history."""
+    """Records a run's history."""
 
     def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
         self.plan = plan
@@ -76,7 +76,7 @@ class Watch:
         self._locks: dict[str, str] = {}
         self._leases: dict[Shard, str] = {}
         self._sealed: dict[int, int] = {}
-        # On one machine what is put when its clock is behind that lies behind its first seal.
+        # On one machine a put when the clock is before this time is behind the first seal.
         made_ms = self._start_us // 1_000 - int(plan.settings["offset"][:-2])
         minute_ms = int(plan.settings["minute"][:-2])
         self._sealed_first = made_ms // minute_ms - 1 if plan.is_local else -1
@@ -89,9 +89,9 @@ class Watch:
 
         self._surplus: set[bytes] = set()
         self._breaks: list[Event] = []
-        """What is to befall those who fire next."""
+        """The faults planned for the next firings."""
         self.seen_us: dict[tuple[str, bytes], int] = {}
-        """Process and claim -> when it was last shown that one."""
+        """(process, claim) -> when the process last read the claim."""
         self._wire()
 
     def _wire(self) -> None:
@@ -139,7 +139,7 @@ class Watch:
         )
 
     def _digest(self) -> str:
-        """What tells a run from every other: all its calls, in order."""
+        """A digest of all calls of a run, in order, which identifies the run."""
         return hashlib.blake2b("".join(self._lines).encode(), digest_size=16).hexdigest()
 
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
@@ -184,7 +184,7 @@ class Watch:
             self.history.reached.add("lane left alone")
 
     def _on_answer(self, process: Process, verb: str, key: Any, answer: Any) -> None:
-        """An LWT is told as it was decided: neither is a lease kept that is another's, nor lost."""
+        """Note a breach if a process that has a lease is told by an LWT that it has not."""
         if verb not in ("take", "renew"):
             return
         lock = self.simulation.cells.lease(key).lock
@@ -196,7 +196,7 @@ class Watch:
             self.history.notes.append(("misjudged", f"{verb} of {key} by {process.name}"))
 
     def _on_refused(self, process: Process, shard: Shard) -> None:
-        """A renewal was refused: a holder whose fork has released its lease knows of it now."""
+        """Record a refused renewal: the holder now knows that its fork released the lease."""
         for place, fork in enumerate(self.history.forks):
             if (fork.process, fork.shard) == (process.name, shard) and not fork.noticed_us:
                 self.history.forks[place] = fork._replace(noticed_us=self.simulation.now_us)
@@ -212,7 +212,7 @@ class Watch:
             self._on_seal(process, values)
 
     def _on_seal(self, process: Process, minutes: Mapping[int, int]) -> None:
-        """No shard is sealed over a row that had been there when it was looked at."""
+        """Record seals; note a breach if one covers a row that its writer must have seen."""
         now_us = self.simulation.now_us
         hindered = self._was_hindered(process)
         for lane, minute in minutes.items():
@@ -278,13 +278,13 @@ class Watch:
                 self.history.moved_late.append((now_us, process.name, move.new.id))
 
     def _cut_short(self, why: str) -> None:
-        """End the run, between two turns: an error inside a call would be shardq's to handle."""
+        """End the run between two turns, because shardq would handle an error raised in a call."""
         if not self.history.is_cut:
             self.history.is_cut = True
             self._scheduler.at(self.simulation.now_us, partial(_end, why))
 
     def _was_hindered(self, process: Process) -> bool:
-        """True if a process may have looked long ago: it stood still, or the store was slow."""
+        """True if the last look of a process may be old: it stood still, or the store was slow."""
         since_us = self.simulation.now_us - _HINDERED_US
         troubles = self.history.troubles.get(process.name, [0])
         return troubles[-1] >= since_us or any(
@@ -326,9 +326,9 @@ class Watch:
             self.history.gone.append((self.simulation.now_us, token, self._here()))
 
     def _on_edit(self, row: Row) -> None:
-        """Let an edit be to the judge what a move is: another row, which is delivered next.
+        """Record an edit as a move to another row, so that the checker treats both alike.
 
-        But for the record of an attempt, which is made just before that is begun.
+        An edit that only records an attempt, just before its delivery, is recorded as such.
         """
         now_us = self.simulation.now_us
         before = self._latest.get(row.id, row)
@@ -369,7 +369,7 @@ class Watch:
         return self.simulation.cells.waiting(QUEUE, [lane]).get(lane, ())
 
     def as_placed(self, row: Row) -> Row:
-        """A row as the judge has it: as its last edit has placed it."""
+        """The row by which the history records a row: the one of its last edit."""
         return self._as_placed.get((row.id, row.serial), row)
 
     def _on_note(self, table: Table[Any, Any], partition: Partition, key: Any, values: Any) -> None:
@@ -382,13 +382,13 @@ class Watch:
             self._beat_us[key] = now_us
 
     def _on_key(self, name: str, live: str | None, state: str | None) -> None:
-        """A command by key is known by the row that it replaces."""
+        """Record which row a command by key replaces."""
         key = KeyRow.read(QUEUE, name, live, state)
         if key.place is not None and key.before is not None:
             self.history.came_from[key.place.id] = key.before.place.id
 
     def _look_for_ghosts(self) -> None:
-        """Nobody counts as a member for long after its last heartbeat has arrived."""
+        """Note a breach for each member that still counts long after its last heartbeat."""
         now_us = self.simulation.now_us
         for name in self.simulation.cells.notes(MEMBERS, (QUEUE,)):
             if now_us > self._beat_us[name] + _BEATS_US:

@@ -1,6 +1,6 @@
-"""Runs a plan: processes with shardq's own producers, consumers and callers, and what befalls them.
+"""Runs a plan: processes with shardq's own producers, consumers and callers, and their faults.
 
-The phases of a run: everything goes wrong for a while; then all is healed; then the queue drains.
+The phases of a run: faults for a while; then all faults end; then the queue drains.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class World(Registrar):
             [self.runs.told(row) for row in rows] for rows in (cells.risen, cells.survivors)
         )
         for process in simulation.processes.values():
-            # How far its clock may run ahead: a minute between measurements, one of which may fail.
+            # The most that its clock runs ahead: it is measured each minute, once in vain.
             ahead = max(process.rate - 1.0, 0.0)
             history.slack_us[process.name] = round(ahead * 200e6)
         history.calls = simulation.network.calls
@@ -135,20 +135,20 @@ class World(Registrar):
             process.trouble_until_us = 0
             process.strikes.clear()
         simulation.spawn(self._steward, self._resume, "resume")
-        # What was put when the clock was far ahead comes due only by one that is as far.
+        # Messages put while the clock was far ahead come due only by a clock as far ahead.
         ahead_us = max((ahead_us for _, ahead_us in self.history.sets), default=0)
         self._set((max(ahead_us, 0) - self._scheduler.stepped_us) / 1e6)
         if self._seals.is_short:
-            # Their looks come while what is late by now arrives, and keep the drain up no longer.
+            # Their looks are made while late writes still arrive, so they do not delay the drain.
             simulation.scheduler.at(simulation.now_us + _BEHIND_US, self._write_behind)
-        # Whatever has happened, two readers are there from now on.
+        # From now on two readers run, whatever happened before.
         for n in range(2):
             reader = Machine(f"z{n}", "consumer", threads=3, prefetch=HEALER_PREFETCH)
             self.machines[reader.name] = reader
             self.start(reader)
 
     def _be_absent(self) -> None:
-        """Let nobody be there for a while: what schedules were to fire is missed."""
+        """Stop all processes for a while, so that fire times are missed."""
         if self.plan.absent_s:
             self._send_home(())
             self.simulation.run(self.plan.absent_s)
@@ -159,7 +159,7 @@ class World(Registrar):
 
     def _drain(self) -> bool:
         simulation = self.simulation
-        # Whatever is late by now arrives, and whatever was put off comes due.
+        # Late writes arrive, and postponed messages come due.
         simulation.run(_SETTLE_S)
         if length_ms(self.plan.settings) > ISOLATED_MS_MAX:
             simulation.spawn(self._steward, self._write_late, "late")
@@ -168,16 +168,16 @@ class World(Registrar):
         poisons *= 1 + sum(event.kind == "redrive" for event in self.plan.events)
         if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_over):
             return self._is_drained() or self._is_found_by_check()
-        # Slow handlers of few threads, who hand the lanes to one another, get there all the same.
+        # Slow handlers with few threads, whose members take turns at lanes, need more time.
         for _ in range(_DRAINS):
             if self._goes_on() and simulation.run(_DRAIN_S, self._is_drained):
                 return True
         return self._is_found_by_check()
 
     def _is_found_by_check(self) -> bool:
-        """What came behind a seal after its last look is there for `check --all`, and no more."""
+        """True if the queue is drained after `check --all`, which finds rows behind looks."""
         if self.plan.is_local:
-            # What a process that had stopped wrote when the clock was set, is found at its seal.
+            # Rows that a stopped process wrote while the clock was set are found at their seal.
             seconds = length_ms(self.plan.settings) / 1e3 + _SETTLE_S if self.history.sets else 0.0
             return self.simulation.run(seconds, self._is_drained) or self._is_drained()
         notes = self._seals.overlooked(self._queue._home.register.layout)
@@ -187,17 +187,17 @@ class World(Registrar):
         return self.simulation.run(_DRAIN_S, self._is_drained)
 
     def _go_on(self) -> bool:
-        """Let minutes pass with one reader or none, until what was sealed is looked at again."""
+        """Let minutes pass with one reader or none, until sealed minutes are looked at again."""
         simulation, seals = self.simulation, self._seals
         layout = self._queue._home.register.layout
         late_us = simulation.network.late_until_us - simulation.now_us
         if not (seals.lasts or seals.absence or late_us > 0):
             return True
-        # Who was there before an absence has left for good.
+        # After an absence the reader is a new one.
         staying = {"x0" if self.plan.absent_s else "z0"} if seals.stays else set()
         self._send_home(staying)
         if seals.absence:
-            # These are to be looked at while nobody is there.
+            # The looks at these rows come due during the absence.
             seals.write(
                 self._queue._home.register, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2
             )
@@ -208,7 +208,7 @@ class World(Registrar):
             seals.be_absent(seals.lasting_s(layout), layout)
         late_us = simulation.network.late_until_us - simulation.now_us
         if late_us > 0:
-            # Nobody is there to see it come; whoever comes then has to find it, or a look of later.
+            # No reader sees these writes arrive; the next one, or a later look, must find them.
             self.history.reached.add("late by minutes")
             staying = set()
             self._send_home(staying)
@@ -228,7 +228,7 @@ class World(Registrar):
             self._seals.write(self._queue._home.register, SEALED_RUNGS[:2])
 
     def _send_home(self, staying: Collection[str]) -> None:
-        """Let all leave but those machines, whichever life they live."""
+        """Stop all processes but those of some machines, and wait until they have ended."""
         leaving = [name for name in self.stopping if machine_of(name) not in staying]
         for name in leaving:
             self.stopping[name] = True
@@ -238,7 +238,7 @@ class World(Registrar):
         self.simulation.run(_LEFT_S, lambda: all(processes[name].dead for name in leaving))
 
     def _goes_on(self) -> bool:
-        """True if anything was handed out of late."""
+        """True if a message was handed out lately."""
         last = self.history.deliveries[-1:]
         return any(one.begun_us > self.simulation.now_us - _GOES_ON_US for one in last)
 
@@ -253,7 +253,7 @@ class World(Registrar):
         )
 
     def _is_over(self) -> bool:
-        """True if it is drained, or nobody has to look soon at what is left."""
+        """True if the queue is drained, or no look at the remaining rows is near."""
         if self._is_drained():
             return True
         is_left = bool(self.simulation.cells.rows(QUEUE)) and not self.plan.is_local
@@ -277,7 +277,7 @@ class World(Registrar):
     # Processes ------------------------------------------------------------------------------------
 
     def start(self, machine: Machine) -> None:
-        """Start a process, or one that takes the place of another."""
+        """Start a process of a machine, the first one or one after a restart."""
         life = self._lives[machine.name] = self._lives.get(machine.name, 0) + 1
         name = machine.name if life == 1 else f"{machine.name}.{life}"
         process = self.simulation.process(
@@ -311,7 +311,7 @@ class World(Registrar):
         self.simulation.scheduler.kill(process)
 
     def _open(self, process: Process) -> tuple[shardq.Connection, shardq.Queue] | None:
-        """Connect as a program does: again and again, until it works or may not."""
+        """Connect as a program does: repeat until it succeeds; None if its clock is refused."""
         store = self.simulation.store(process)
         while True:
             try:
@@ -337,7 +337,7 @@ class World(Registrar):
                 return
 
     def _await_queue(self) -> None:
-        """Until the steward has made the queue, or found it made: his calls may be slow as well."""
+        """Wait until the steward has opened the queue; its calls may be slow, too."""
         while self._queue is None:
             self.simulation.sleep(0.2)
 
@@ -381,7 +381,7 @@ class World(Registrar):
             self._prepare(process, event)
 
     def _prepare(self, process: Process, event: Event) -> None:
-        """Let something befall the next call of a verb."""
+        """Plan a fault for the next call of a verb."""
         if event.kind == "drag":
             process.strikes[event.verb] = partial(self._drag, process, event)
         elif event.kind == "mend":
@@ -412,7 +412,7 @@ class World(Registrar):
             cells.note(MEMBERS, (QUEUE,), engine.home.member, None, now_us)
 
     def _beat(self, stranger: Process, event: Event) -> None:
-        """Heartbeat for one that does not work."""
+        """Write heartbeats of a member that does not work."""
         self._await_queue()
         store, key = self.simulation.store(stranger), self._queue._home.register.members_key
         begun_us = self.simulation.now_us
@@ -431,7 +431,7 @@ class World(Registrar):
             self.start(machine)
 
     def _strike(self, process: Process, event: Event, calls: Iterator[int]) -> int | None:
-        """What befalls the next call of a verb, or the next few."""
+        """Carry out a planned fault at a call; returns how the call fails, None if it does not."""
         self.history.reached.add(f"struck: {event.kind}")
         if next(calls) >= (event.value if event.kind == "fail" else 1):
             del process.strikes[event.verb]
@@ -444,13 +444,13 @@ class World(Registrar):
             self.simulation.freeze(process, event.seconds)
             self.history.freezes.append((now_us, process.frozen_until_us, process.name))
         else:
-            # The call may take effect before.
+            # The call may take effect before the crash.
             after_us = process.chance.randrange(_CUT_US)
             self.simulation.scheduler.at(now_us + after_us, partial(self._cut, process))
         return None
 
     def _drag(self, process: Process, event: Event) -> None:
-        """Let a call take effect late, and be answered then, while its process goes on."""
+        """Delay a call and its answer, while its process goes on."""
         del process.strikes[event.verb]
         self.history.reached.add(f"dragged: {event.verb}")
         self.simulation.network.on_trouble(process, round(event.seconds * 1e6))
@@ -492,7 +492,7 @@ class World(Registrar):
             self._repeat(self._queue.resume)
 
     def _redrive(self) -> None:
-        """Redrive, unless another redrive is under way: they are to run one at a time."""
+        """Redrive, unless a redrive is under way: redrives are to run one at a time."""
         if self._is_redriving:
             return
         self._is_redriving = True
@@ -513,7 +513,7 @@ class World(Registrar):
         self._repeat(self._queue.resume)
 
     def _write_late(self) -> None:
-        """A write whose writer has died comes seconds late, where only a sweep looks again."""
+        """Write a row seconds late, as if its writer had died; only a sweep finds it."""
         self._await_queue()
         now_us = self._scheduler.wall_us()
         due_ms = now_us // 1_000 - _LATE_MS
@@ -536,7 +536,7 @@ class World(Registrar):
         self.history.looks.append(Look(begun_us, self.simulation.now_us, audit))
 
     def _drop(self) -> None:
-        """Put a message that is due far ahead, and lose its row behind the queue's back."""
+        """Put a message that is due far ahead, and delete its row without the queue's knowledge."""
         what: Any = body_of(Letter(_DROPPED_TOKEN, STEWARD, 0.0))
         arguments = {"delay": "1h"}
         while True:
