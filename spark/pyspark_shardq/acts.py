@@ -10,9 +10,9 @@
 ```
 
 The new row of a dead message follows from its old row and the run's time, so each try writes the
-very same row. SQLite moves a row in one transaction, if the old one is there. On Cassandra a row
-that a consumer has finished stays deleted, but not for ever: a part that was begun over an hour ago
-writes nothing more.
+same row. SQLite moves a row in one transaction, if the old one exists. On Cassandra a tombstone
+keeps a finished row deleted, but not for ever, so a part that was begun over an hour ago writes
+nothing more.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ COLUMNS = {"part": "int", "minute": "bigint", "lane": "int", "due_ms": "bigint",
 """Columns of a frame that is acted on, with Spark's types: the part, and a dead row's position."""
 
 _TOGETHER_ROWS = (10, 500)
-"""Rows that are looked up and acted on at a time: a transaction of SQLite's, of 30 ms at most."""
+"""Rows that are looked up and acted on at a time, in a transaction of SQLite of 30 ms at most."""
 _TOGETHER_BYTES = 8 << 20
-"""Bytes of their bodies, which are in memory meanwhile."""
+"""The most bytes of the bodies of these rows, which are in memory."""
 _LATE_MS = 600_000
-"""Two tries on Cassandra that begin a part at once may record different times. A due depends on the
-time only where the run was resumed this much later."""
+"""Two tries on Cassandra that begin a part at once may record different times. So a due depends on
+that time only if the run was resumed this much later."""
 _LINES = 10_000
 _HASH_BITS = 32
 
@@ -74,11 +74,11 @@ class RunHeader:
     Attributes:
         job: `redrive` or `delete`.
         rows: Rows that the frame named.
-        until_ms: What has died since is none of the run's, epoch milliseconds.
-        parts: In how many parts they are.
-        start_ms: When the first is due that is put back, epoch milliseconds.
-        window_ms: For how long they come due from then on.
-        lanes: Lanes of a band that they are spread over.
+        until_ms: Messages that died after this are not the run's, epoch milliseconds.
+        parts: The number of parts of the rows.
+        start_ms: The first due of messages that are put back, epoch milliseconds.
+        window_ms: The time from the first due to the last.
+        lanes: The lanes of a band over which messages are spread.
     """
 
     job: str
@@ -107,8 +107,8 @@ class RunHeader:
 def line_of(tally: WriteTally, **more: Any) -> dict[str, Any]:
     """The content of a line: rows that were put back or deleted, by this try or an earlier one.
 
-    Rows that may have been put back and finished over an hour ago are in doubt, and those whose
-    keys others have by now: they are left where they are.
+    Rows in doubt stay where they are: those that may have been put back over an hour ago and
+    finished since, and those whose keys other messages have now.
     """
     # First, and padded: of two lines written at once Cassandra keeps the larger text.
     return {"acted": f"{tally.rows:012}", **tally.to_json(), **more}
@@ -120,9 +120,9 @@ class PartActor:
     Args:
         here: The store.
         register: The record of the queue that the messages died in.
-        dead: That of its dead-letter queue.
+        dead: The record of its dead-letter queue.
         run: The run.
-        plan: What it was asked for.
+        plan: The request of the run.
 
     Raises:
         UsageError: If the queue that they go back to was purged or dropped since the run began.
@@ -146,7 +146,7 @@ class PartActor:
         dead.know(register)
 
     def do(self, part: int, positions: Sequence[Position]) -> WriteTally:
-        """Act on those rows of a part that are there, unless all of it is done.
+        """Act on the existing rows of a part, unless the part is done.
 
         Args:
             part: Its number.
@@ -162,7 +162,7 @@ class PartActor:
         if begun in known:
             line = known[begun].says or {}
         else:
-            # Before anybody has acted on one of them: what is gone later, the run has acted on.
+            # Counted before any try acts: rows that are gone later are those the run has acted on.
             count = sum(len(rows) for rows in self._there(positions))
             says = line_of(WriteTally(count), at=self._clock.now_ms())
             line = runs.agreed(self._store, begun, says)
@@ -175,7 +175,7 @@ class PartActor:
             elif is_old:
                 doubtful += self._put_back_before(rows, at_ms)
             else:
-                # On SQLite a row is moved once, whatever another try would make of it.
+                # On SQLite a row is moved once, so tries need not agree on the new row.
                 is_once = self._store.is_local
                 now_ms = ceil_ms(self._clock.now_us()) if is_once else at_ms
                 doubtful += self._put_back(rows, now_ms)
@@ -188,9 +188,9 @@ class PartActor:
         """The sum of the parts' tallies.
 
         Args:
-            is_over: True if every row that the frame names was acted on. A part that was begun and
-                has no other line is then done as well: the task that acted on the last of its rows
-                died before it said so, and the frame of a run that is resumed names none of them.
+            is_over: True if every row that the frame names was acted on. Then a part that was begun
+                counts as done, even without the line that says so: its task died just before it
+                wrote the line, and the frame of a resumed run names none of its rows.
         """
         total = WriteTally()
         for some in spans(range(self._plan.parts), _LINES // 2):
@@ -218,8 +218,8 @@ class PartActor:
         """The row that a dead message has once it is put back: it follows from the old one's id.
 
         Args:
-            at_ms: When its part was begun, epoch milliseconds. A due long before that is raised to
-                it: no consumer reads the earlier minute any more, and a repair may crash.
+            at_ms: When its part was begun, epoch milliseconds. A due long before this is raised to
+                it, because no consumer reads the earlier minute any more.
         """
         plan, layout = self._plan, self._layout
         share_ms = zlib.crc32(row.id) * plan.window_ms >> _HASH_BITS
@@ -255,7 +255,7 @@ class PartActor:
         self._dead_settler.end(rows, End.CANCELLED)
 
     def _put_back(self, rows: list[Row], at_ms: int) -> list[Row]:
-        """Put rows back; gives those whose keys others have, which stay."""
+        """Put rows back; returns those that stay because other messages have their keys."""
         moves = [RowMove(row.position, self.new_row(row, at_ms)) for row in rows]
         self._register.use_lanes_of(move.new.shard for move in moves)
         keyed = [move for move in moves if move.new.key is not None]
@@ -283,15 +283,15 @@ class PartActor:
 
 
 class Acted(WriterCommitMessage):
-    """A task's word that it has ended. What it did is in the lines of its parts."""
+    """The message of a task that it has ended. The lines of its parts hold the outcome."""
 
 
 class ActWriter(DataSourceArrowWriter):
     """Acts on the rows that a frame names, by the plan of a run.
 
     Args:
-        options: The data source's; `run` names a run that has been planned.
-        schema: The frame's: `COLUMNS`, in any order.
+        options: The options of the data source; `run` names a planned run.
+        schema: The schema of the frame: `COLUMNS`, in any order.
 
     Raises:
         UsageError: If the run has no plan, or the frame lacks a column.
@@ -326,7 +326,7 @@ class ActWriter(DataSourceArrowWriter):
         self._actor().count(is_over=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Store the totals of what is done so far; the run can be resumed."""
+        """Store the totals of the rows done so far; the run can be resumed."""
         self._actor().count(is_over=False)
 
     def _actor(self) -> PartActor:
@@ -338,20 +338,20 @@ def actor_of(here: Home, queue: str, run: SparkRun, plan: RunHeader) -> PartActo
     """The actor that does a run on the dead messages of a queue.
 
     Raises:
-        UnknownQueue: If there is no such queue, or nothing of it has died.
+        UnknownQueue: If there is no such queue, or no message of it has died.
     """
     register, dead = register_of(here, queue), register_of(here, dead_queue(queue))
     return PartActor(here, register, dead, run, plan)
 
 
 def planned(here: Home, queue: str, run: SparkRun) -> RunHeader | None:
-    """The plan of a run; None where it has none."""
+    """The plan of a run; None if it has none."""
     says = runs.line_of(here.store, run.entry(queue, PLAN)).says
     return None if says is None else RunHeader.of(says)
 
 
 def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, list[Position]]]:
-    """Part by part, the positions of rows that come sorted by part."""
+    """Group the positions of rows, which are sorted by part, into parts."""
     names = list(COLUMNS)
     rows = (
         values
@@ -369,7 +369,7 @@ def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, 
 
 
 def plan_run(here: Home, register: Register, run: SparkRun, plan: RunHeader) -> RunHeader:
-    """Write a run's header, or read it where it has one.
+    """Write a run's header, or read the existing one.
 
     Raises:
         UsageError: If the run was of another job, or the queue was purged or dropped since.

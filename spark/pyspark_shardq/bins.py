@@ -1,8 +1,8 @@
 """Shards in even bins: a bin is a partition of Spark, which one task reads or writes.
 
-A partition for each shard would be too many, since a task costs 0.1 s, and too uneven, since a
-minute may hold most of all rows. So minutes are hashed into slots, slots packed into bins by
-what they hold, and those that hold most are cut by a hash of the message's id.
+A partition for each shard would be too many, because a task costs 0.1 s, and too uneven, because
+a minute may hold most of all rows. So minutes are hashed into slots, and slots are packed into bins
+by their rows. The largest slots are cut by a hash of the message's id.
 
 ```
  minute ──hash──► slot ──count, pack──► bin, or several    bin ──► sorted by shard, due, name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLOTS = 512
-"""Slots that fill many bins are all cut, so that more slots would not make bins more even."""
+"""Large slots are cut anyway, so more slots would not make bins more even."""
 _PIECES_A_BIN = 8
 """A slot that holds more than this part of a bin is cut into pieces of at most this size."""
 
@@ -37,8 +37,8 @@ def pack(counts: Mapping[T, int], bins: int) -> list[list[T]]:
     """Items in bins that are about evenly full: the largest item goes into the emptiest bin.
 
     Args:
-        counts: What each holds.
-        bins: How many bins there are; some stay empty where there is less to pack.
+        counts: Item -> its size.
+        bins: How many bins there are; some stay empty if there are fewer items.
 
     Source:
         Longest processing time first, Graham 1969: at most 4/3 of the best.
@@ -60,7 +60,7 @@ def _by_count(counted: tuple[object, int]) -> int:
 
 
 def bins_of(counts: Sequence[int], bins: int) -> list[list[int]]:
-    """The bins of each slot: one, or of a slot that is cut one for each of its pieces.
+    """The bins of each slot: one, or one for each piece of a slot that is cut.
 
     Args:
         counts: Rows of each slot.
@@ -89,8 +89,8 @@ def slot_of(minute: Column) -> Column:
 
 
 def bin_of(slot: Column, name: Column, found: Sequence[Sequence[int]]) -> Column:
-    """The bin of a row: its slot's, or of one that is cut what a hash of its name names."""
-    # One constant, in one call: each row's look-up takes as long, however many there are.
+    """The bin of a row: that of its slot; in a cut slot a hash of the name chooses one."""
+    # One constant array: a look-up takes the same time however many bins there are.
     arrays = ",".join(f"array({','.join(map(str, one or [0]))})" for one in found)
     bins = F.element_at(F.expr(f"array({arrays})"), slot + 1)
     return F.element_at(bins, (F.pmod(F.xxhash64(name), F.size(bins)) + 1).cast("int"))
@@ -101,7 +101,7 @@ def tasks_of(spark: SparkSession) -> int:
     master = spark.conf.get("spark.master", None)
     if master is not None and is_local(master):
         return cores_of(master)
-    # Of a range Spark makes as many parts, on any cluster and through Spark Connect.
+    # Spark divides a range into that many parts, on any cluster and through Spark Connect.
     parts = spark.range(1 << 20).select(F.spark_partition_id()).distinct().count()
     return max(1, parts)
 
@@ -123,7 +123,7 @@ def laid_out(frame: DataFrame, bins: int, layout: Layout) -> DataFrame:
     lane = F.when(F.col("lane") < layout.first_group_lane, F.col("lane")).otherwise(
         F.col("lane") - layout.first_group_lane + lanes
     )
-    # Shard and due in one number: Spark compares the first column alone where it can.
+    # Shard and due in one number, because Spark sorts fastest by one column.
     place = (minute * (lanes + layout.group_lanes) + lane) * minute_ms
     place += F.col("due_ms") - minute * minute_ms
     order = ["place", "name", *(name for name in ("group",) if name in frame.columns)]

@@ -1,7 +1,7 @@
-"""A process's open stores, for whatever Spark runs in it: drivers, planners, tasks.
+"""A process's open stores, shared by all that Spark runs in it: drivers, planners, tasks.
 
-Spark's Python processes serve one task after another. So a store is opened when the first of them
-needs it, never at import and never before a fork, and stays open for the next.
+Spark's Python processes run one task after another. So a store is opened when the first task needs
+it, never at import and never before a fork, and stays open for later tasks.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def place(store: str, *, create: bool = False) -> Home:
 
     Args:
         store: A url, or `env:NAME`.
-        create: True if a SQLite file may be made where there is none.
+        create: True if a missing SQLite file may be made.
 
     Raises:
-        BadUrl: If it names no store.
-        UnknownQueue: If it is a file that is not there.
-        SchemaMissing, SchemaNewer: If it has no tables of shardq, or a newer shardq's.
-        StoreUnavailable: If it cannot be reached.
+        BadUrl: If the text names no store.
+        UnknownQueue: If the store is a file that does not exist.
+        SchemaMissing, SchemaNewer: If the store has no tables of shardq, or those of a newer one.
+        StoreUnavailable: If the store cannot be reached.
     """
     url = url_of(store)
     with _lock:
         found = _places.get(url)
         file = _file_of(url, create=create)
-        # A file that was removed and made anew is another store: the one that is open is gone.
+        # A file that was removed and made anew is another store than the open one.
         if found is None or found[1] != file:
             if found is not None:
                 found[0].store.close()
@@ -69,7 +69,7 @@ def register_of(here: Home, queue: str, *, create: bool = False) -> Register:
 
 
 def _file_of(url: str, *, create: bool) -> object:
-    """The identity of a SQLite file, also among files of its name; None for other stores."""
+    """The identity of a SQLite file, which a new file of the name lacks; None for other stores."""
     parts = split(url)
     if parts.scheme != "sqlite":
         return None

@@ -2,12 +2,12 @@
 
 ```
  session() ─┬─ one is active ───────────► used as it is
-            ├─ started by spark-submit ─► as spark-submit was called
+            ├─ started by spark-submit ─► with the settings of spark-submit
             ├─ sc://host ───────────────► Spark Connect; the Java is the server's
             └─ local[..] ───────────────► a Java that is found, or PyPI's ─► a quiet one on loopback
 ```
 
-How a cluster is configured is spark-submit's business.
+spark-submit configures clusters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHIFTS = {"m": 20, "g": 30, "t": 40}
 _MEMORY_LEAST_BYTES = 512 << 20
 """The least memory with which Spark starts."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""A variable that spark-submit sets once it has started the Java."""
+"""The variable that spark-submit sets once it has started Java."""
 _LOG = Path(__file__).with_name("log4j2.properties")
 _FLAGS = "spark.driver.extraJavaOptions"
 _ALL = {"spark.sql.session.timeZone": "UTC"}
@@ -66,22 +66,22 @@ def session(
 ) -> SparkSession:
     """A session of Spark that knows the data source `shardq`.
 
-    The one that is active is used as it is, and one that spark-submit has begun is used as that was
-    told. Else one is started here: it is quiet and counts time in UTC. It has no web page unless
-    `**{"spark.ui.enabled": True}` asks for one, and where all of it is on this machine it listens
-    on loopback alone. It runs on the Java of `JAVA_HOME`, of `PATH`, or of PyPI, which
-    `shardq-spark` brings.
+    An active session is used as it is. A session that spark-submit has begun keeps the settings of
+    spark-submit. Else a session is started: it is quiet, and its time zone is UTC. It has no web
+    page without `**{"spark.ui.enabled": True}`. If all of it is on this machine, it listens on
+    loopback alone. It runs on the Java of `JAVA_HOME`, of `PATH`, or of PyPI, which `shardq-spark`
+    depends on.
 
     Args:
         name: What Spark calls it.
         master: `local[*]`, `local[2]`, `spark://host:7077`, or `sc://host:15002` for Spark Connect.
-        memory: Of the Java that is started, as Spark writes it: `1g`, `512m`.
-        settings: Spark's own settings, which are stronger than all of this; their names have dots,
-            so they come as `**{"spark.sql.shuffle.partitions": 8}`.
+        memory: The memory of the Java that is started, as Spark writes it: `1g`, `512m`.
+        settings: Settings of Spark, which override those above. Their names have dots, so pass them
+            as `**{"spark.sql.shuffle.partitions": 8}`.
 
     Raises:
         MissingExtra: If there is no Java, or Spark Connect lacks a part.
-        UsageError: If Spark cannot be started so.
+        UsageError: If Spark cannot be started with these arguments.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def _started(name: str, master: str, memory: str, settings: Mapping[str, str]) -
 
 
 def _check(master: str, memory: str) -> None:
-    """Refuse what Java would refuse with a page of its own."""
+    """Refuse arguments that Java would refuse with a page of output."""
     if not _MASTER.match(master):
         raise UsageError(
             f"the master {shown(master)} is none that Spark knows; give local[*], local[4], yarn, "
@@ -157,9 +157,9 @@ def _text(value: str | int | bool) -> str:
 
 @contextmanager
 def _environment(master: str) -> Iterator[None]:
-    """While this lasts, what Spark starts is a Java that serves, and this Python where it is here.
+    """While this lasts, Spark starts a suitable Java, and on this machine this Python.
 
-    Otherwise Spark takes the `python3` of `PATH`, which need not have shardq.
+    Otherwise Spark would start the `python3` of `PATH`, which need not have shardq.
     """
     from shardq.node.runtime import cache_directory
 
@@ -179,10 +179,10 @@ def _environment(master: str) -> Iterator[None]:
 
 
 def java_home(cache: Path) -> Path:
-    """A directory whose `bin/java` runs Spark, whatever modules the Java that is found lacks.
+    """A directory whose `bin/java` runs Spark, even if the Java that is found lacks modules.
 
     Args:
-        cache: Where it is made, unless it is there.
+        cache: Where the directory is made, unless it exists.
 
     Raises:
         MissingExtra: If no Java is found.

@@ -1,12 +1,12 @@
-"""Writing messages from Spark: plain frames, those that the job `schedule` has laid out, streams.
+"""Writing messages from Spark: plain frames, frames that the job `schedule` laid out, streams.
 
 ```
  driver   BatchWriter() ─ queue, columns, run ─ pickled ─┐                  ┌─► commit(): totals
  tasks                                         Arrow ─► rows ─► pieces ─► store
 ```
 
-What a frame's columns hold is checked before the rows of its partition are written. How a piece is
-written once, `pieces.py` says.
+The values of a frame's columns are checked before the rows of its partition are written.
+`pieces.py` writes each piece once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "headers": ("map<string,string>",),
     "entered": ("timestamp",),
 }
-"""The columns of a frame that is written as it is, and the types that each may have."""
+"""The columns of a plain frame, and the types that each may have."""
 _LAID_OUT: dict[str, tuple[str, ...]] = {
     "bin": ("int",),
     "lane": ("int",),
@@ -94,12 +94,12 @@ _LAID_OUT: dict[str, tuple[str, ...]] = {
     "group": ("string",),
     "headers": ("string",),
 }
-"""The columns of a frame that `schedule` has laid out: `bin` tells it from a plain one."""
+"""The columns of a frame that `schedule` laid out. A plain frame has no column `bin`."""
 _OPTIONAL = {"due", "id", "priority", "band", "group", "headers", "entered"}
 _SORTED_ROWS = 500_000
 _SORTED_BYTES = 256 << 20
-"""The most rows and bytes of a plain partition that are sorted at once. A task that is tried again
-gets them in another order, and has to make the same pieces."""
+"""The most rows and bytes of a plain partition, which is sorted at once: a repeated task gets its
+rows in another order, and must make the same pieces."""
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -111,8 +111,8 @@ class Written(WriterCommitMessage):
     """The outcome of a task.
 
     Attributes:
-        tally: Of its rows.
-        query: Of a stream: the query's id; empty otherwise.
+        tally: The tally of its rows.
+        query: The id of a stream's query; empty if it is no stream.
     """
 
     tally: WriteTally
@@ -120,7 +120,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
-    """The writer of a frame: it puts messages, or does what another act asks for."""
+    """The writer of a frame, which puts messages or carries out the act of the options."""
     if options.act in (REDRIVE, DELETE):
         from pyspark_shardq.acts import ActWriter
 
@@ -156,7 +156,7 @@ class _Writer:
     def _write_at(self, pace: WritePace, pieces: Pieces, piece: WritePiece) -> WriteTally:
         pace.wait()
         tally = self._write_piece(pieces, piece)
-        # A run that is resumed does not wait for what it finds written.
+        # A resumed run does not wait for rows that were written before.
         pace.spend(len(piece.rows) - tally.found)
         return tally
 
@@ -166,7 +166,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     Args:
         options: The data source's options.
-        schema: The frame's.
+        schema: The frame's schema.
 
     Raises:
         UsageError: If the frame lacks a column, or one is unknown or of a wrong type.
@@ -176,7 +176,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        # Here, for all tasks and all their tries.
+        # Read in the driver, so that all tasks and tries use the same.
         named = self._options.run
         self._run = SparkRun.new(self._as_of_us) if named is None else SparkRun.read(named)
         self._as_of_us = self._run.as_of_us
@@ -203,23 +203,23 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return Written(total)
 
     def _look_again(self, here: Home, register: Register) -> None:
-        """Read the time and the queue's record anew: a task that holds a rate may last for hours.
+        """Reread the time and the queue's record, because a task with a rate may last for hours.
 
         Raises:
-            UsageError: If a purge has reached the run. What it wrote would be taken for scheduled,
-                and never come.
+            UsageError: If a purge has reached the run. Rows written now would count as scheduled,
+                but never be delivered.
         """
         try:
             here.clock.measure(here.store)
             register.refresh(force=True)
         except (StoreTimeout, StoreUnavailable) as error:
-            # What it needs of the store now it asks for again and again.
+            # The task can go on with the old record; it repeats the calls that it needs.
             log.info("queue %s: its record is not read anew: %s", self._queue, error)
         if self._options.act == PUT:
             self._run.check(self._queue, register.settings)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Store the totals, and what became of the rows."""
+        """Store the totals, and the outcome of the rows."""
         total = _sum(messages)
         here, register = self._open()
         if self._options.act == UNDO:
@@ -232,7 +232,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             runs.agreed(here.store, entry, total.to_json())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Store the totals of what is done so far: it is live, and may never be resumed."""
+        """Store the totals of the rows written so far: they are live, even if never resumed."""
         try:
             self._count_done(*self._open(), len(messages))
         except StoreError as error:
@@ -242,7 +242,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _count_done(self, here: Home, register: Register, tasks: int) -> None:
         """Store the totals of the pieces that have lines, whichever try wrote them."""
         header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
-        # Of a frame that was not laid out each partition is a bin.
+        # In a plain frame each partition is a bin.
         bins = header.get("bins", tasks)
         written, undone = (
             PiecesDone(here.store, self._queue, self._run, bins, before).tally()
@@ -255,16 +255,16 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream: one that is written again finds its rows written.
+    """Writes the micro-batches of a stream. A repeated micro-batch finds its rows written.
 
     A row's birth is its own time, `entered`, so that it has the same id in each try.
 
     Args:
         options: The data source's options.
-        schema: The stream's.
+        schema: The stream's schema.
 
     Raises:
-        UsageError: As for a frame; and if there is no column `entered`.
+        UsageError: As for a frame, or if there is no column `entered`.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -289,7 +289,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         total = WriteTally()
         binned = ((name, rows) for rows in reader.sorted(iterator, here.clock))
         for piece in cut(binned, self._options.piece or PIECE_ROWS):
-            # The stream has no time of its own, and its rows have.
+            # A stream has no time of its own; its rows have.
             born_us = min(ids.birth_us(row.id) for row in piece.rows)
             total += self._write_at(pace, Pieces(here, register, SparkRun(query, born_us)), piece)
         if reader.purged:
@@ -301,7 +301,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return Written(total + WriteTally(purged=reader.purged), query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Add a micro-batch to the totals of this hour, unless it is counted."""
+        """Add a micro-batch to the totals of this hour, unless it was counted before."""
         told = [one for one in messages if isinstance(one, Written)]
         total = _sum(messages)
         if not told or not total.rows:
@@ -325,7 +325,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def _task() -> TaskContext:
-    """The task that this process works on."""
+    """The Spark task that this process runs."""
     context = TaskContext.get()
     if context is None:
         raise UsageError("rows are written in tasks of Spark alone.")
@@ -337,9 +337,9 @@ def _sum(messages: Sequence[WriterCommitMessage | None]) -> WriteTally:
 
 
 def checked(schema: StructType) -> tuple[str, ...]:
-    """The names of a frame's columns as a queue has them, where all of them can be written.
+    """The names of a frame's columns in the queue's spelling, if all of them can be written.
 
-    Upper and lower case are one, as they are to Spark.
+    As in Spark, upper and lower case are the same.
 
     Raises:
         UsageError: If one is missing, unknown or of a wrong type.
@@ -386,7 +386,7 @@ def cut(binned: Iterable[tuple[str, list[Row]]], size: int) -> Iterator[WritePie
 def laid_out_rows(
     batches: Iterable[pa.RecordBatch], layout: Layout, as_of_us: int
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Bins and rows of a frame that `schedule` has laid out; 2 us a row."""
+    """Bins and rows of a frame that `schedule` laid out; takes 2 us a row."""
     queue, minute_ms = layout.queue, layout.minute_ms
     shard = Shard(queue, -1, -1)
     for batch in batches:
@@ -428,7 +428,7 @@ def laid_out_rows(
 
 def _listed(column: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(column.type):
-        # Datetimes would take 100 times as long.
+        # As integers: datetimes would take 100 times as long.
         column = column.cast(pa.int64())
     return list(column.to_pylist())
 
@@ -439,13 +439,13 @@ class PlainRows:
     Args:
         columns: The names of its columns.
         layout: Where the queue's rows live.
-        lanes: Lanes that are written, read before the first try: all tries use the same.
-        where: Which partition it is, of which micro-batch.
+        lanes: Lanes to write, read before the first try, so that all tries use the same.
+        where: The partition, and the micro-batch of a stream.
 
     Attributes:
-        as_of_us: When all rows enter that say nothing of it; None: each says it, and may be past.
-        purged_before_us: What entered before is left out.
-        purged: How many were.
+        as_of_us: When rows without a time of entry enter; None: each row has one, maybe past.
+        purged_before_us: Rows that entered before this are left out.
+        purged: How many rows were left out.
     """
 
     def __init__(self, columns: Sequence[str], layout: Layout, lanes: int, where: str) -> None:
@@ -462,7 +462,7 @@ class PlainRows:
         """The rows of a partition in the order of their shards, dues and ids.
 
         Raises:
-            UsageError: If a row cannot be put. None of those with it have been written.
+            UsageError: If a row cannot be put. No row of its partition was written then.
         """
         rows: list[Row] = []
         size = 0
@@ -543,7 +543,7 @@ class PlainRows:
         return due_ms
 
     def _fixing(self, *content: object) -> str:
-        """The text that fixes the id of a row without one: its content, its number among equals."""
+        """The text that fixes the id of a row without one: content, and number among equals."""
         digest = hashlib.sha1(repr(content).encode(), usedforsecurity=False).digest()
         number = self._alike[digest]
         self._alike[digest] += 1

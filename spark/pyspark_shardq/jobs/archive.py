@@ -7,8 +7,8 @@
       └─► read back: counts and checksums compared with what was to be written ◄───────┘
 ```
 
-A day can change after it was archived: what entered then ends later. So each run writes what has
-changed since the last one, and a day is never written twice beside itself.
+A day can change after it was archived, because messages of the day end later. So each run writes
+the days that changed since the last run, and each replaces its former copy.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FILE_MESSAGES = 2_000_000
 """The approximate number of messages in a file."""
 _SCHEMA = ", ".join((*(f"{column.name} {column.type}" for column in HISTORY), "day DATE"))
 _NOT_THERE = "PATH_NOT_FOUND"
-"""Spark's condition where nothing is at a path that it is to read."""
+"""Spark's name of the error that a path does not exist."""
 _CAUSE = re.compile(r"^(?:Caused by|:)[: ]*(?:[\w.$]+(?:Exception|Error): )?(.*)", re.MULTILINE)
 _KIND = re.compile(r"^\([\w.$]+\) ")
-"""The beginning of an error that a Java of Spark Connect's server has raised."""
+"""The beginning of an error text from the Java of a Spark Connect server."""
 _REASON_CHARS = 200
 _SPARK_ERRORS = (PySparkException, Py4JError)
 
@@ -60,11 +60,11 @@ class DayState(StrEnum):
     """The state of a day of the history, compared with the archive."""
 
     NEW = "new"
-    """The archive lacks it."""
+    """The archive lacks the day."""
     CHANGED = "changed"
     """The archive differs: messages that entered on that day have ended since."""
     SAME = "same"
-    """The archive has it as it is."""
+    """The archive has the day as the history has it."""
     REDUCED = "reduced"
     """The archive has messages that the history lacks now: the day is left as it is."""
 
@@ -73,9 +73,9 @@ class Sum(NamedTuple):
     """The numbers by which two copies of a day are compared.
 
     Attributes:
-        messages: How many entered then.
+        messages: How many messages entered on that day.
         ended: How many of these have ended.
-        checksum: A sum over all that is known of them, whatever their order.
+        checksum: A checksum of their records, in any order.
     """
 
     messages: int = 0
@@ -89,10 +89,10 @@ class ArchivedDay:
 
     Attributes:
         day: The day.
-        state: How it is to the archive.
-        messages: How many entered then.
+        state: Its state compared with the archive.
+        messages: How many messages entered on that day.
         ended: How many of these have ended.
-        checksum: A sum over all that is known of them, whatever their order.
+        checksum: A checksum of their records, in any order.
     """
 
     day: date
@@ -120,7 +120,7 @@ def sums(ledger: DataFrame) -> DataFrame:
         as text.
     """
     told = [F.col(name) for name in _NAMES]
-    # A hash passes over what is null, wherever that is: so which are null is hashed as well.
+    # Spark's hash skips nulls, so it also gets which columns are null.
     hashed = F.xxhash64(*told, *(column.isNull() for column in told))
     return ledger.groupBy("queue", day_of("entered").alias("day")).agg(
         F.count("*").alias("messages"),
@@ -143,10 +143,10 @@ def state_of(source: Sum, archived: Sum | None) -> DayState:
 def days_over(
     register: Register, now_ms: int, since: Due | Duration | None, until: Due | Duration | None
 ) -> range:
-    """The days of entry, UTC, that are over and of which the history is whole; since 1970.
+    """The days of entry, UTC, that are over and complete in the history, as days since 1970.
 
     A day is over when its end is longer ago than the queue's offset: then nothing enters it any
-    more. The day in which the history was turned on counts, as what is known of it.
+    more. The day in which the history was turned on counts, too.
 
     Raises:
         HistoryOff: If the queue keeps no history.
@@ -160,7 +160,7 @@ def days_over(
             f"queue {register.name!r} keeps its history for {duration_text(settings.history_ms)}, "
             f"and what is archived are whole days; keep it longer, with alter(history='7d')."
         )
-    # As long as nothing of it has been dropped, it is whole from its begin on.
+    # Until records are dropped, the history is complete from its begin on.
     is_begin = since is None and span.whole_ms == settings.history_from_ms
     first = span.since_ms // _DAY_MS if is_begin else -(-span.since_ms // _DAY_MS)
     last = min(span.until_ms, now_ms - offset_ms) // _DAY_MS
@@ -178,7 +178,7 @@ class ArchiveReport(JobOutcome):
         queue: The queue's name.
         path: Where the archive is.
         days: The days that are over, in order, each with the state in which it was found.
-        written: Those that were written; of a preview none.
+        written: The days that were written; none in a preview.
         is_dry: True if it is a preview.
     """
 
@@ -193,12 +193,12 @@ class ArchiveReport(JobOutcome):
 
     @property
     def is_good(self) -> bool:
-        """True if nothing is to be archived any more, or nothing was asked to be."""
+        """True if no day is left to be archived, or this is a preview."""
         return self.is_dry or self.is_whole
 
     @property
     def is_whole(self) -> bool:
-        """True if the archive has all that the history has of these days, and no less."""
+        """True if the archive has all messages that the history has of these days."""
         done = {day.day for day in self.written}
         return all(day.state is DayState.SAME or day.day in done for day in self.days)
 
@@ -242,14 +242,14 @@ class ArchivePlan:
     def run(self, *, on_progress: Progress | None = None) -> ArchiveReport:
         """Write the days that are new or have changed, each by itself, and compare it.
 
-        A run that was ended halfway is run again: what it has written whole is the same by then.
+        Repeat an interrupted run: days that it wrote completely are not written again.
 
         Args:
-            on_progress: Called with what is written, how much of it is, and of how much.
+            on_progress: Called with the unit, the count that is done, and the total.
 
         Raises:
             UsageError: If the archive cannot be written.
-            StoreCorrupt: If what was read back is not what was written.
+            StoreCorrupt: If a day read back differs from the day written.
         """
         wanted = [day for day in self.days if day.state in (DayState.NEW, DayState.CHANGED)]
         found, written = {day.day: day for day in self.days}, []
@@ -264,7 +264,7 @@ class ArchivePlan:
 
     def _write(self, day: ArchivedDay) -> ArchivedDay:
         spark, path = self._queue.spark, self._path
-        # One read: what is written is what is compared, whatever ends meanwhile.
+        # Read once, so that the day written is the day compared, whatever ends meanwhile.
         one = range(_number(day.day), _number(day.day) + 1)
         source = _read(self._queue, one).persist()
         try:
@@ -300,11 +300,10 @@ def plan(
 
     Args:
         queue: A queue that keeps a history.
-        path: The archive's directory, of this queue alone, as Spark writes paths; made where there
-            is none.
-        since: Days that begin then or later, or so long ago; None: as far back as the history is
-            whole.
-        until: Days that end then or before; None: now.
+        path: The directory of the queue's archive, as Spark writes paths; made if there is none.
+        since: Only days that begin then or later, or so long ago; None: as far back as the history
+            is complete.
+        until: Only days that end then or before; None: now.
 
     Raises:
         HistoryOff: If the queue keeps no history.
@@ -324,10 +323,10 @@ def plan(
 
 
 def compare(path: str, day: date, wanted: Sum, found: Sum) -> None:
-    """Raise where a day of the archive is not what was to be written.
+    """Refuse a day of the archive that differs from the day that was to be written.
 
     Raises:
-        StoreCorrupt: If it is not.
+        StoreCorrupt: If it differs.
     """
     if wanted != found:
         raise StoreCorrupt(
@@ -338,7 +337,7 @@ def compare(path: str, day: date, wanted: Sum, found: Sum) -> None:
 
 
 def _read(queue: SparkQueue, days: range) -> DataFrame:
-    """The history of what entered in some days, since 1970."""
+    """The history of messages that entered in some days, given as days since 1970."""
     since_ms, until_ms = days.start * _DAY_MS, days.stop * _DAY_MS
     read = queue.read("history", columns=",".join(_NAMES), since=iso(since_ms), until=iso(until_ms))
     entered_ms = F.unix_millis("entered")
@@ -346,7 +345,7 @@ def _read(queue: SparkQueue, days: range) -> DataFrame:
 
 
 def _archived(queue: SparkQueue, path: str, days: range) -> Mapping[date, Sum]:
-    """The sums of days of an archive; empty where there is none.
+    """The sums of days of an archive; empty if there is none.
 
     Raises:
         UsageError: If the path cannot be read, or is no archive of this queue.
@@ -359,7 +358,7 @@ def _archived(queue: SparkQueue, path: str, days: range) -> Mapping[date, Sum]:
     with _archive(path, "read"):
         lines = sums(frame.where(is_asked | ~F.coalesce(is_own, F.lit(False)))).collect()
     for line in lines:
-        # A column that a file has not is null.
+        # Spark fills a column that a file lacks with null.
         if line["queue"] is None:
             raise UsageError(
                 f"{path} holds Parquet files that are no archive of a queue; name another "
@@ -374,11 +373,11 @@ def _archived(queue: SparkQueue, path: str, days: range) -> Mapping[date, Sum]:
 
 
 def _open(spark: SparkSession, path: str) -> DataFrame | None:
-    """The archive; None where nothing is there."""
+    """The archive; None if the path does not exist."""
     with _archive(path, "read"):
         try:
             frame = spark.read.schema(_SCHEMA).parquet(path)
-            # Spark Connect looks there only when it is asked something.
+            # Spark Connect reads the path only at the first call.
             frame.isLocal()
         except AnalysisException as error:
             if error.getCondition() == _NOT_THERE:
@@ -411,7 +410,7 @@ def _number(day: date) -> int:
 
 @contextmanager
 def _archive(path: str, what: str) -> Iterator[None]:
-    """Raise an error of Spark's as one about the archive."""
+    """Raise an error of Spark as one about the archive."""
     try:
         yield
     except _SPARK_ERRORS as error:
@@ -422,7 +421,7 @@ def _archive(path: str, what: str) -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """The innermost cause that a Java's trace names, in a line."""
+    """The innermost cause in a Java stack trace, as a line."""
     causes = _CAUSE.findall(text)
     line = causes[-1] if causes else _KIND.sub("", text.strip().partition("\n")[0])
     line = line.strip().rstrip(".")

@@ -4,11 +4,11 @@
  rows, near ones twice ──► entries and their rows ─┐
                                                    ├─ full outer join ─► facts ─► the rules
  ledger, read after them ─► entries: put, end ─────┘                               │
-                                    what does not fit ◄────────────────────────────┘
+                                    misfits ◄──────────────────────────────────────┘
                                       └─► looked at again, twice, with pauses
 ```
 
-The rules are those of `shardq.inspection.audit`: the columns here are its answers to each case.
+The rules are those of `shardq.inspection.audit`, as columns that look up its answer to each case.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 _NEAR_MS = 3_600_000
 _ASKED_MAX = 10_000
-"""Up to so many suspects the ledger is asked for them one by one, rather than read again."""
+"""For up to this many suspects the ledger is asked one by one, and not reread."""
 _BROADCAST_MAX = 100_000
-"""Up to so many suspects are sent to each task as a list."""
+"""Up to this many suspects are sent to each task as a list."""
 _NAMED_MAX = 1_000
 """The most misfits in a report's JSON."""
 _LINES_MAX = 100
@@ -70,7 +70,7 @@ _UNKNOWN_END = MisfitKind.UNKNOWN.value
 _ROWS = "entry,row_id,id,entered,in_flight"
 _LEDGER = "row_id,id,entered,due,fate,ended"
 _SUPERSEDED = (End.ACKED, End.CANCELLED, End.EXPIRED, End.FORWARDED, End.DEAD, End.PURGED)
-"""The ends, in the order in which one counts for an id: after the last ones the id may return."""
+"""The ends of an id, the one that counts first. After the last ones the id may be put again."""
 
 
 # The pure part ------------------------------------------------------------------------------------
@@ -87,17 +87,17 @@ def balance(ledger: DataFrame, rows: DataFrame) -> DataFrame:
 
     Returns:
         One line a message: `entry`, `id`, `entered`, the facts (`is_put`, `fate`, `is_there`,
-        `is_claim`, `is_copied`), and `kind`, a word of `MisfitKind`; null where it fits.
+        `is_claim`, `is_copied`), and `kind`, a word of `MisfitKind`; null if the message fits.
     """
     told = ledger.select(
         F.col("row_id").alias("entry"),
         F.col("id").alias("told_id"),
         F.col("entered").alias("told_entered"),
         F.col("due").isNotNull().alias("is_put"),
-        # A purge ends what it has reached only when that comes due.
+        # A purged message ends only when it comes due.
         F.when(F.col("ended").isNotNull(), F.col("fate")).alias("fate"),
     )
-    # Hashes, since numbers are what Spark adds up in place.
+    # Hashes, because Spark aggregates numbers in place.
     place = F.xxhash64("row_id")
     there = rows.groupBy("entry", "id", "entered").agg(
         F.max("in_flight").alias("in_flight"), (F.min(place) != F.max(place)).alias("is_copied")
@@ -118,19 +118,19 @@ def balance(ledger: DataFrame, rows: DataFrame) -> DataFrame:
 def balance_expected(
     ledger: DataFrame, rows: DataFrame, expected: DataFrame, *, key: str = "id"
 ) -> DataFrame:
-    """The same by message id, where a frame says what was to be put.
+    """As `balance`, but by message id, with a frame of the ids that were to be put.
 
-    Each id is to be delivered once. What died or was cancelled may have been put again: that is
-    not twice. A stored or ended message that is not expected is `unknown`.
+    Each id is to be delivered once. A message that died or was cancelled may be put again, which
+    does not count as twice. A stored or ended message that is not expected is `unknown`.
 
     Args:
         ledger: As `balance` takes it.
         rows: As `balance` takes it.
         expected: The ids, each once or more.
-        key: The column that holds them.
+        key: The column of the ids.
 
     Returns:
-        One line an id, as `balance` gives them, where `is_put` says that it is expected, and
+        One line an id, as `balance` returns them, but `is_put` is true if the id is expected, and
         `entry` is null.
     """
     known = (
@@ -179,7 +179,7 @@ def _any(claim: Column) -> Column:
 
 
 def _kind() -> Column:
-    """The answers of `kind_of`: a column that looks up each case by its number."""
+    """A column with the answer of `kind_of` to each case, looked up by the case's number."""
     cases = product((None, End.ACKED.value, _UNKNOWN_END), (False, True), (False, True))
     answers = [
         kind_of(fate=fate, is_put=is_put, is_there=is_there) for fate, is_put, is_there in cases
@@ -195,11 +195,11 @@ def _word(kind: MisfitKind | None) -> Column:
 
 
 def counts(judged: DataFrame, purged_before_us: int = 0) -> DataFrame:
-    """Count the messages that are alike, by minute of entry; `counted` makes a `Balance` of them.
+    """Count messages with equal facts, by minute of entry; `counted` makes a `Balance` of them.
 
     Args:
-        judged: What `balance` gives.
-        purged_before_us: What entered before this epoch microsecond a purge has reached.
+        judged: The result of `balance`.
+        purged_before_us: A purge has reached messages that entered before this microsecond.
     """
     known = F.when(F.col("fate").isin(*ENDS), F.col("fate"))
     return judged.groupBy(
@@ -241,13 +241,13 @@ class AuditReport(JobOutcome):
     """The findings of an audit.
 
     Attributes:
-        audit: As `Queue.audit` gives it, without its minutes and misfits; where ids were expected,
-            `put` counts these.
-        doubled: Messages with two rows; where ids were expected, ids that were delivered twice, or
+        audit: As `Queue.audit` returns it, without minutes and misfits. If ids were expected, `put`
+            is their count.
+        doubled: Messages with two rows. If ids were expected: ids that were delivered twice, or
             have ended and are stored again.
         misfits: Each message that does not fit: `kind`, `id`, `entered`, `fate`, and `entry`, which
             the view `history` calls `row_id`.
-        counts: What `counts` gives.
+        counts: The result of `counts`.
         is_expected: True if a frame named the ids to be expected.
     """
 
@@ -292,7 +292,7 @@ class AuditReport(JobOutcome):
         return line + "."
 
     def lines(self) -> list[str]:
-        """The first of what does not fit, a line each."""
+        """The first misfits, a line each."""
         misfits = [] if self.is_even else self.named(_LINES_MAX + 1)
         told = [
             f"{one.kind.value}: {one.id}"
@@ -309,7 +309,7 @@ class AuditReport(JobOutcome):
     def named(self, most: int = _NAMED_MAX) -> list[Misfit]:
         """The first misfits, by kind, time of entry and id.
 
-        An id that was expected and has never entered has the beginning of 1970 for its entry.
+        The entry of an expected id that never entered is the beginning of 1970.
         """
         chosen = self.misfits.orderBy("kind", "entered", "id").select(
             "kind", "id", F.unix_millis("entered").alias("entered_ms"), "fate"
@@ -331,7 +331,7 @@ class AuditReport(JobOutcome):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, and the first of what does not fit."""
+        """The report as plain values, with the first misfits."""
         audit = self.audit
         misfits = [] if self.is_even and not audit.total.unrecorded else self.named()
         return {
@@ -364,18 +364,18 @@ def run(
 ) -> AuditReport:
     """Check that each message that was put has ended or is stored, and none twice.
 
-    Rows are read before the ledger. What does not fit then is no finding yet, for messages move and
-    end meanwhile: only what does not fit in the same way three times is one.
+    Rows are read before the ledger. A message that does not fit is no finding yet, because messages
+    move and end meanwhile. It is one if it does not fit in the same way three times.
 
     Args:
         queue: A queue that keeps a history.
-        since: Look at what entered from then on, or so long ago; None: as far back as the history
-            is whole.
-        until: Up to when; None: now.
-        expected: What was to be put, in place of what the ledger says of it: the ids are audited
-            that are in it, have ended, or are there.
+        since: Only messages that entered from then on, or so long ago; None: as far back as the
+            history is complete.
+        until: Only messages that entered before then; None: now.
+        expected: The ids that were to be put; the puts in the ledger do not count then. Ids are
+            audited that are in it, have ended, or are stored.
         key: The column of `expected` that holds the messages' ids.
-        on_progress: Called with `looks`, and which one begins.
+        on_progress: Called with `looks`, and the number of the look that begins.
 
     Raises:
         HistoryOff: If the queue keeps no history.
@@ -387,7 +387,7 @@ def run(
         raise UsageError(f"the expected ids have no column {shown(key)}; there is {columns}.")
     here, register = queue.place(), queue.register()
     span = span_audited(register, here.clock.now_ms(), since, until)
-    # No message has an empty id: what is expected without one is lost.
+    # No message has an empty id, so an expected null counts as lost.
     wanted_id = F.coalesce(F.col(key).cast("string"), F.lit("")).alias("id")
     wanted = None if expected is None else expected.select(wanted_id)
     looks = _Looks(queue, span, None if until is None else span.until_ms, wanted)
@@ -404,7 +404,7 @@ def run(
         looks.last()
         register.refresh(force=True)
         lines = counts(looks.judged(), register.settings.purged_before_us)
-        # What the report holds outlives what it was made of; that of its misfits is cut off, too.
+        # The frames of the report must outlive those from which they were computed.
         kept, misfits = lines.localCheckpoint(), looks.misfits()
     finally:
         looks.close()
@@ -418,18 +418,18 @@ class _Doubt(NamedTuple):
 
     messages: int
     unsure: int
-    """Those of them that were not looked at often enough."""
+    """How many of them were not looked at often enough."""
     lost: int
     first_us: int | None
     last_us: int | None
 
 
 class _Looks:
-    """One look after another at a queue, each at what did not fit in the one before.
+    """Successive looks at a queue, each at the misfits of the last one.
 
     Args:
-        until_ms: Up to when the history is read; None: all there is.
-        wanted: The ids that are expected, as `id`; None: what the ledger says was put.
+        until_ms: The end of the history that is read; None: no end.
+        wanted: The expected ids, in the column `id`; None: the puts in the ledger.
     """
 
     def __init__(
@@ -455,11 +455,11 @@ class _Looks:
         self._doubt_in(judged.where("kind is not null").withColumn("looks", F.lit(1)))
 
     def are_in_doubt(self) -> bool:
-        """True if something does not fit that was not looked at often enough."""
+        """True if a misfit was not looked at often enough."""
         return self._doubt.unsure > 0
 
     def again(self) -> None:
-        """Look at what does not fit once more."""
+        """Look at the misfits once more."""
         doubtful = F.col("kind").isNotNull()
         self._look(doubtful, self._rows(self._suspects.where(doubtful)))
 
@@ -485,7 +485,7 @@ class _Looks:
         return doubtful.select("kind", "id", "entered", "fate", "entry")
 
     def close(self) -> None:
-        """Release what was kept."""
+        """Release the frames that Spark keeps in memory."""
         for frame in self._kept:
             frame.unpersist()
 
@@ -502,7 +502,7 @@ class _Looks:
         self._doubt_in(self._suspects.where(~doubtful).unionByName(judged))
 
     def _doubt_in(self, suspects: DataFrame) -> None:
-        # Cut off from what it was made of: each look builds on the one before in several places.
+        # A checkpoint: each look uses the last one in several places, which would be recomputed.
         self._suspects = suspects.localCheckpoint()
         is_lost = F.col("kind") == MisfitKind.LOST.value
         entered_us = F.unix_micros("entered")
@@ -526,10 +526,10 @@ class _Looks:
         return balance_expected(ledger, rows, wanted)
 
     def _ledger(self, among: DataFrame | None) -> DataFrame:
-        """The ledger, of some messages or of all; read when it is used, and not before."""
+        """The ledger of some messages, or of all; Spark reads it only when it is used."""
         since_ms, until_ms = self._span.since_ms, self._until_ms
         first_us, last_us = self._doubt.first_us, self._doubt.last_us
-        # An id may have entered more than once, an entry has not.
+        # By entry alone: an id may have entered more than once.
         if among is not None and self._key == "entry" and first_us and last_us:
             if self._doubt.messages <= _ASKED_MAX:
                 return self._recorded(among)
@@ -545,7 +545,7 @@ class _Looks:
         return self._among(renamed, among).withColumnRenamed("entry", "row_id")
 
     def _recorded(self, among: DataFrame) -> DataFrame:
-        """The ledger of a few messages, asked from here."""
+        """The ledger of a few messages, read by the driver."""
         name, store = self._queue.name, self._queue.place().store
         entries = [Entry(name, bytes(line["entry"])) for line in among.select("entry").collect()]
         marks = store.recorded(entries)
@@ -560,7 +560,7 @@ class _Looks:
         return self._queue.spark.createDataFrame(table)
 
     def _rows(self, among: DataFrame | None) -> DataFrame:
-        """All rows, then the near ones once more, as `Auditor` reads them; all of it is read."""
+        """All rows, then the near ones again, as `Auditor` reads them; reads them now."""
         now_ms = self._clock.now_ms()
         all_rows = self._read_rows(among)
         since_ms = max(now_ms - self._layout.minute_ms, 0)

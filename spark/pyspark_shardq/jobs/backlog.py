@@ -6,8 +6,8 @@
    no row travels
 ```
 
-Consumers are not disturbed: nothing is leased, claimed or written. What they do meanwhile may be
-counted where it was, where it went, or at neither place.
+Consumers are not disturbed: nothing is leased, claimed or written. A message that moves meanwhile
+may be counted at its old place, at its new one, at both or at neither.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MinuteLoad(NamedTuple):
     Attributes:
         start_ms: Its start, epoch milliseconds.
         rows: Messages.
-        in_flight: Those of them that are claims: handed out, and due again if they are not settled.
+        in_flight: How many of them are claims: handed out, and due again if not settled.
         fullest: Messages of its fullest shard.
         lane: That shard's lane.
     """
@@ -76,9 +76,9 @@ class Rate:
 
     Attributes:
         left: Messages a second that were acked, buried, cancelled or purged.
-        put: Messages a second that were put; None where the rate was given.
-        since_ms: From when on this was counted, epoch milliseconds; None where it was given.
-        over_ms: How long that is.
+        put: Messages a second that were put; None if the rate was given.
+        since_ms: When the count began, epoch milliseconds; None if the rate was given.
+        over_ms: How long messages were counted.
     """
 
     left: float
@@ -87,7 +87,7 @@ class Rate:
     over_ms: int = 0
 
     def __str__(self) -> str:
-        """The rate, and which it is."""
+        """The rate, with its source."""
         speed = f"{_speed(self.left)} messages/s"
         if self.since_ms is None:
             return f"{speed}, as given,"
@@ -96,13 +96,13 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The backlog, worked off at one rate, with nothing put meanwhile.
+    """The forecast of a backlog at one rate, if nothing is put meanwhile.
 
     Attributes:
-        caught_up_ms: When nothing that is due waits any more, epoch milliseconds; None: never.
+        caught_up_ms: When no due message waits any more, epoch milliseconds; None: never.
         done_ms: When the last message is done; None: never.
-        latest: The minute whose last message will be the latest, by its start, and by how many
-            milliseconds; None where none will be late.
+        latest: (start, lateness) of the minute whose last message will be latest, milliseconds;
+            None if none will be late.
     """
 
     caught_up_ms: int | None
@@ -118,16 +118,15 @@ class BacklogReport(JobOutcome):
         queue: The queue's name.
         at_ms: When, epoch milliseconds.
         until_ms: Only messages due before that were counted; None: all.
-        layout: The queue's.
+        layout: The queue's layout.
         counts: `minute`, `start`, `priority`, `lane`, `rows` and `in_flight` of each shard with a
-            message, in Spark's memory until `counts.unpersist()`; priority -1 is of lanes for
-            groups.
-        shards: How many these are.
+            message, in Spark's memory until `counts.unpersist()`. Group lanes have priority -1.
+        shards: The number of these shards.
         minutes: The minutes with a message, ascending.
         oldest_ms: The due of the message that waits longest, or is due first; None without any.
-        rate: How fast messages leave; None where nothing was counted yet.
-        outlook: When all is done at that rate; None where there is no rate.
-        spread: How they lie over time, priorities and lanes.
+        rate: How fast messages leave; None if nothing was counted yet.
+        outlook: When all messages are done at that rate; None without a rate.
+        spread: The spread of the messages over time, priorities and lanes.
     """
 
     queue: str
@@ -186,7 +185,7 @@ class BacklogReport(JobOutcome):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as programs read it; of the counts, the first 10,000."""
+        """The report as plain values, with the first 10,000 counts."""
         rate, outlook = self.rate, self.outlook
         counts = self.counts.orderBy("minute", "priority", "lane").limit(_COUNTS_MAX).collect()
         return {
@@ -309,14 +308,14 @@ def run(
 
     Args:
         queue: The queue.
-        ahead: Count what is due until then, from now on; None: all, near and far.
-        rate: Messages a second to reckon with; None: what left the queue in the present hour, by
-            the totals that its processes have stored, and in the one before it while the present
-            one is younger than 10 minutes.
+        ahead: Count only messages due within this time from now; None: all.
+        rate: Messages a second for the forecast; None: the rate at which messages left the queue in
+            the present hour, by the stored totals of its processes. In the first 10 minutes of an
+            hour, the hour before is included.
 
     Raises:
         UnknownQueue: If there is no such queue.
-        BadSetting: If the rate is none.
+        BadSetting: If the rate cannot be used.
         StoreError: If the store cannot be read.
     """
     if rate is not None and not rate > 0:
@@ -327,7 +326,7 @@ def run(
     if ahead is None:
         view = queue.read("shards")
     else:
-        # Whole minutes: what is counted of one is all that it has.
+        # Only whole minutes, so that the count of each minute is complete.
         last = layout.minute_of(at_ms + duration_ms(ahead, name="ahead"))
         until_ms = layout.end_ms(last)
         view = queue.read("shards", until=iso(until_ms))
@@ -336,7 +335,7 @@ def run(
     with ExitStack() as at_error:
         at_error.callback(counts.unpersist)
         minutes = tuple(per_minute(counts, layout))
-        # As of the count, which Spark takes a while to begin.
+        # The time of the count, because Spark takes a while to begin it.
         at_ms = here.clock.now_ms()
         present = Rate(rate) if rate is not None else present_rate(here.store, register, at_ms)
         lanes = sorted(map(tuple, counts.select("priority", "lane").distinct().collect()))
@@ -366,7 +365,7 @@ def run(
 
 def per_minute(counts: DataFrame, layout: Layout) -> Iterator[MinuteLoad]:
     """The minutes of a frame of counts, ascending."""
-    # As Arrow: a million minutes are rows of numbers there, and objects otherwise.
+    # By Arrow: without it a million minutes would be a million objects.
     table = (
         counts.groupBy("minute")
         .agg(
@@ -385,11 +384,11 @@ def per_minute(counts: DataFrame, layout: Layout) -> Iterator[MinuteLoad]:
 def outlook(
     minutes: Sequence[MinuteLoad], minute_ms: int, at_ms: int, rate: float
 ) -> Outlook | None:
-    """The backlog, worked off at a rate, what is due first before the rest.
+    """The forecast of a backlog at a rate; messages due first are done first.
 
     Args:
-        minutes: Those with a message, ascending; each comes due at its start, which makes this too
-            dark by a minute at most.
+        minutes: Minutes with a message, ascending. All messages of a minute count as due at its
+            start, so the forecast is too late by a minute at most.
         minute_ms: A minute's length.
         at_ms: Now, epoch milliseconds.
         rate: Messages a second.
@@ -408,7 +407,7 @@ def outlook(
     for minute in minutes:
         free_ms, start_ms = clock_ms + waiting * each_ms, max(minute.start_ms, at_ms)
         if free_ms < start_ms or (minute.start_ms > at_ms and not waiting):
-            # All that came before is done before this one begins.
+            # All messages before are done before this minute begins.
             caught_up_ms = free_ms if caught_up_ms is None else caught_up_ms
             waiting = 0.0
         else:
@@ -417,7 +416,7 @@ def outlook(
         end_ms = minute.start_ms + minute_ms
         if clock_ms + waiting * each_ms - end_ms > late_ms:
             late_ms, latest_ms = clock_ms + waiting * each_ms - end_ms, minute.start_ms
-    # The last minute's messages are due until it ends.
+    # Messages of the last minute are due until its end.
     done_ms = max(clock_ms + waiting * each_ms, minutes[-1].start_ms + minute_ms)
     return Outlook(
         ceil(done_ms if caught_up_ms is None else caught_up_ms),
@@ -432,10 +431,10 @@ def outlook(
 def present_rate(store: Store, register: Register, at_ms: int) -> Rate | None:
     """The rate at which messages leave, by the totals that the queue's processes have stored.
 
-    Those of the present hour, and of the one before it while the present one is young.
+    It counts the present hour, and the hour before while the present one is young.
 
     Returns:
-        None where the queue is younger than a second.
+        None if the queue is younger than a second.
 
     Raises:
         StoreCorrupt: If a process's totals are damaged.
@@ -460,7 +459,7 @@ def oldest_ms(here: Home, register: Register, minutes: Iterable[int]) -> int | N
     Args:
         here: The store.
         register: The queue.
-        minutes: Those with a message, ascending; what they held may have been delivered since.
+        minutes: Minutes with a message, ascending; messages may have been delivered since.
     """
     layout, before_us = register.layout, register.settings.purged_before_us
     for minute in islice(minutes, _TRIES):

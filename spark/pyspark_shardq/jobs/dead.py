@@ -5,8 +5,8 @@
  dead ─► where(..) ─► redrive, purge      each message once, by `acts.py`
 ```
 
-A redrive moves messages at once and lets them come due at its rate: no task has to wait, and each
-try gives a message the same due.
+A redrive moves all messages at once, with dues at its rate. So no task has to wait, and each try
+gives a message the same due.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RATE = 2_000
 """The default number of messages a second that come due: fewer than are moved."""
 _RATE_MAX = 1_000_000
 _LEAD_MS = 5_000
-"""The time from the plan to the first due. Only sweeps find a row that is moved late."""
+"""The time from the plan to the first due, so that no row is moved late: only sweeps find those."""
 _PART_ROWS = 500
 _PARTS_MAX = 100_000
 _CLASS_CHARS = 200
@@ -67,10 +67,10 @@ class ErrorGroup:
     Attributes:
         error: The first line of their reasons, with numbers, ids and quoted texts masked.
         messages: How many they are.
-        first_died: When the first of them died; None where that is not known.
+        first_died: When the first of them died; None if unknown.
         last_died: When the last of them died.
         attempts: The most deliveries that one of them had.
-        example: The id of the one that died last.
+        example: The id of the message that died last.
     """
 
     error: str
@@ -87,7 +87,7 @@ class DeadTable(JobOutcome):
 
     Attributes:
         queue: The queue's name.
-        groups: Most messages first.
+        groups: The kinds of error, those with most messages first.
     """
 
     also = ("messages",)
@@ -125,16 +125,15 @@ class DeadReport(JobOutcome):
     Attributes:
         queue: The queue's name.
         act: `redrive` or `delete`.
-        run: The run's name, by which it can be resumed; empty of a dry run, and where there was
-            nothing to do.
+        run: The run's name, by which it can be resumed; empty for a dry run, or without messages.
         chosen: Dead messages that were chosen.
-        rows: Those that were put back or deleted; of a dry run none.
-        left: Of a run that was resumed: those chosen now that are none of the run's.
-        doubtful: Those that may have been put back over an hour ago, and finished since, or whose
-            keys others have by now. They are still dead.
-        doubtful_ids: The ids of some of these.
-        first_due: When the first is due that was put back, ISO 8601; empty where none was.
-        last_due: By when all of them are due.
+        rows: Messages that were put back or deleted; none in a dry run.
+        left: Messages chosen now that do not belong to the resumed run.
+        doubtful: Messages that may have been put back over an hour ago and finished since, or whose
+            keys other messages have now. They are still dead.
+        doubtful_ids: The ids of some messages in doubt.
+        first_due: The first due of a message that was put back, ISO 8601; empty if none was.
+        last_due: The last due of a message that was put back.
         is_dry: True if nothing was done.
     """
 
@@ -196,11 +195,11 @@ def groups(frame: DataFrame) -> DataFrame:
     """Dead messages by kind of error, in any order.
 
     Args:
-        frame: Of the view `dead`: `id`, `reason`, `died` and `attempts` are read.
+        frame: Rows of the view `dead`; `id`, `reason`, `died` and `attempts` are read.
 
     Returns:
-        `error`, `messages`, `first_died`, `last_died`, `attempts` (the most of one) and `example`,
-        the id of the one that died last.
+        `error`, `messages`, `first_died`, `last_died`, `attempts` (the most of one message) and
+        `example`, the id of the message that died last.
     """
     return frame.groupBy(error_class(F.col("reason")).alias("error")).agg(
         F.count("*").alias("messages"),
@@ -215,8 +214,8 @@ def positions(frame: DataFrame) -> DataFrame:
     """The positions of the rows of a frame, each once.
 
     Args:
-        frame: Of the view `dead`, filtered and joined by whatever conditions, with the columns
-            `minute`, `lane`, `due` and `row_id`.
+        frame: Rows of the view `dead`, filtered and joined in any way, with the columns `minute`,
+            `lane`, `due` and `row_id`.
 
     Raises:
         UsageError: If one of these is missing.
@@ -233,9 +232,9 @@ def positions(frame: DataFrame) -> DataFrame:
 
 
 def laid_out(rows: DataFrame, parts: int, bins: int) -> DataFrame:
-    """Positions as they are acted on: sorted by part, in bins of parts that follow one another.
+    """Positions in the order of the work: sorted by part, in bins of successive parts.
 
-    Parts are stretches of a hash of the row id, as dues are: the first are due first.
+    Parts and dues both follow from a hash of the row id, so the first parts are due first.
     """
     part = F.shiftrightunsigned(F.crc32("row_id") * F.lit(parts), 32).cast("int")
     placed = rows.select(part.alias("part"), "minute", "lane", "due_ms", "row_id")
@@ -259,23 +258,23 @@ def table(queue: SparkQueue, *, where: Column | str | None = None) -> DeadTable:
 
     Args:
         queue: The queue that they died in.
-        where: Which of them, by the columns of the view `dead`: `"reason LIKE '%timeout%'"`, say.
+        where: A condition on the columns of the view `dead`: `"reason LIKE '%timeout%'"`, say.
 
     Raises:
-        ShardqError: If the queue or the store is not there, or the condition cannot be used.
+        ShardqError: If there is no such queue or store, or the condition cannot be used.
     """
     if not _has_died(queue):
         return DeadTable(queue.name, [])
     with translated():
         found = groups(dead_frame(queue, where))
-        # A datetime that Spark collects is one of the session's zone, and does not say which.
+        # Spark collects datetimes in the session's zone, without naming it; so collect numbers.
         times = {name: F.unix_millis(name) for name in ("first_died", "last_died")}
         rows = [row.asDict() for row in found.withColumns(times).collect()]
     made = [
         ErrorGroup(**row | {name: row[name] and moment_of(row[name]) for name in times})
         for row in rows
     ]
-    # Sorted here: Spark would read the dead twice, to learn how to part what it sorts.
+    # Sorted in Python: Spark would read the dead twice, to find ranges for a sort.
     return DeadTable(queue.name, sorted(made, key=_by_messages))
 
 
@@ -291,7 +290,7 @@ def act_on(
 ) -> DeadReport:
     """Put dead messages back, or delete them: `REDRIVE` or `DELETE`.
 
-    The others are those of `QueueJobs.redrive`.
+    The other arguments are those of `QueueJobs.redrive`.
     """
     if rate is not None and not 0 < rate <= _RATE_MAX:
         raise BadSetting(f"rate must be above 0, up to {_RATE_MAX:,}, not {shown(rate)}.")
@@ -313,7 +312,7 @@ def act_on(
             with translated():
                 left = chosen.count() - done.doubtful
             return _report(queue, known, plan, done, left)
-    # Counted and acted on as it was read once: what dies meanwhile is none of it.
+    # Read once, so that messages that die meanwhile are neither counted nor acted on.
     chosen.persist()
     try:
         with translated():
@@ -339,7 +338,7 @@ def act_on(
 
 
 def _agreed(queue: SparkQueue, run: SparkRun, plan: RunHeader, act: str) -> RunHeader:
-    """The plan that a run has, or gets."""
+    """The stored plan of a run; the given one is stored if there is none."""
     return acts.plan_run(queue.place(), queue.register(), run, replace(plan, job=act))
 
 
@@ -378,7 +377,7 @@ def _report(
 
 
 def _has_died(queue: SparkQueue) -> bool:
-    """True if a queue, which has to be there, has a dead-letter queue."""
+    """True if an existing queue has a dead-letter queue."""
     return queue.register().dead_if_made() is not None
 
 

@@ -1,9 +1,9 @@
 """Reports a queue's history day by day: counts, ends, attempts, lateness.
 
 ```
- ledger ──► as of a moment ──┬─► days: how many, how they ended, p50/p99/p999 of lateness
+ ledger ──► as of a moment ──┬─► days: counts, ends, p50/p99/p999 of lateness
                              ├─► hours: ends
-                             └─► how many were how late, and took how many attempts
+                             └─► counts by lateness, and by attempts
 ```
 
 All counts and percentiles are exact: nothing is sampled.
@@ -53,7 +53,7 @@ _HOUR_MS = 3_600_000
 
 
 def as_of(ledger: DataFrame, at_ms: int) -> DataFrame:
-    """The ledger as it was: without what entered later, and what ended later as not ended.
+    """The ledger as it was at a time: later entries are left out, and later ends did not happen.
 
     Args:
         ledger: With the columns of the view `history`.
@@ -75,7 +75,7 @@ def days(ledger: DataFrame, *, by: By = "entered") -> DataFrame:
     Args:
         ledger: With the columns `queue`, `entered`, `due`, `fate`, `ended` and `attempt` of the
             view `history`.
-        by: To which day a message is counted. One without that time is left out.
+        by: The time that decides on a message's day. A message without it is left out.
 
     Returns:
         By `queue` and `day`: `messages`; how many are `acked`, `dead`, `forwarded`, `cancelled`,
@@ -231,9 +231,9 @@ class HistoryReport(JobOutcome):
 
     Attributes:
         queue: Its name.
-        since: Of what entered from then on.
-        until: Of what entered before then; what has ended later counts as not ended.
-        by: To which day messages are counted: when they entered, were due, or ended.
+        since: Messages that entered before this are left out.
+        until: Messages that entered from this on are left out; later ends count as not ended.
+        by: The time that decides on a message's day: of its entry, due or end.
         days: Each day that has a message, in order.
         hours: Ends in hours of the last 31 days.
         lateness: How late acked messages were, in order.
@@ -333,11 +333,11 @@ def run(
 
     Args:
         queue: A queue that keeps a history.
-        since: Of what entered from then on, or so long ago; None: as far back as the history goes.
-        until: As of when: what entered later is left out, and what ended later has not ended;
-            None: now. Puts and ends are recorded within moments: of a `until` some seconds ago, all
-            counts are exact, and the same in each run.
-        by: To which day a message is counted: `entered`, `due` or `ended`.
+        since: Only messages that entered from then on, or so long ago; None: all in the history.
+        until: The time of the report: later entries are left out, and later ends count as not
+            ended; None: now. Puts and ends are recorded within moments, so with an `until` some
+            seconds ago all counts are exact, and the same in each run.
+        by: The time that decides on a message's day: `entered`, `due` or `ended`.
 
     Raises:
         HistoryOff: If the queue keeps no history.
@@ -348,7 +348,7 @@ def run(
         raise UsageError(f"by must be one of {', '.join(BYS)}, not {shown(by)}.")
     register, now_ms = queue.register(), queue.place().clock.now_ms()
     settings = register.settings
-    # What was recorded of a dropped queue of this name is none of this one's.
+    # Records of a dropped queue of the same name do not count.
     kept_ms = max(now_ms - kept_for(settings, queue.name), settings.former_until_us // 1_000)
     since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
     at_ms = until_ms + (CLOCK_AHEAD_MS if until is None else 0)

@@ -5,10 +5,11 @@
                 └─► good ──lanes, ids, bins──► laid out ──► pieces, each written once
 ```
 
-A run has a name. Run again, or by two at once, it writes the same rows.
+A run has a name. If it runs again, or twice at once, it writes the same rows.
 
-Taking back is its exact inverse: a row is deleted where the run has put it, and recorded as
-cancelled. What was delivered, moved or put by others is left alone, and the run cannot be resumed.
+To take a run back is its exact inverse: a row that is still where the run put it is deleted, and
+recorded as cancelled. Rows that were delivered, moved or put by others stay. The run cannot be
+resumed afterwards.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class Preview(JobOutcome):
         queue: The queue's name.
         rows: Messages.
         bad: Rows that cannot be put, by reason.
-        bytes: Of all bodies.
+        bytes: The size of all bodies together.
         first_due: The first due; None without rows.
-        last_due: The last one.
+        last_due: The last due; None without rows.
         hottest: The minutes in which most come due, most first.
         bins: Rows of each task.
     """
@@ -101,7 +102,7 @@ class Preview(JobOutcome):
         )
 
     def lines(self) -> list[str]:
-        """The hottest minutes, the bins and what is bad, a line each."""
+        """The hottest minutes, the bins and the bad rows, a line each."""
         hot = [f"{iso(one.minute)}  {one.rows:>12,} due" for one in self.hottest]
         bad = [f"bad: {reason}: {count:,}" for reason, count in sorted(self.bad.items())]
         if not self.bins:
@@ -118,7 +119,7 @@ class Report(JobOutcome):
     Attributes:
         run: The run's name, by which it is resumed and undone.
         queue: The queue's name.
-        tally: What became of the rows.
+        tally: The counts of rows by outcome.
         bad: Rows left out, by reason.
         act: `put` or `undo`.
     """
@@ -233,13 +234,13 @@ class Plan:
         return replace(counted.preview, bins=tuple(sizes))
 
     def run(self, *, skip_bad: bool = False) -> Report:
-        """Write the rows; again, it writes what is missing.
+        """Write the rows. A repeat writes those that are missing.
 
         Args:
-            skip_bad: True to write the good rows where there are bad ones.
+            skip_bad: True to write the good rows even if there are bad ones.
 
         Returns:
-            What became of them.
+            The outcome of the rows.
 
         Raises:
             UsageError: If there are bad rows, or the frame is not the one of this run; nothing was
@@ -258,7 +259,7 @@ class Plan:
         tally = WriteTally()
         if preview.rows:
             part = f"report/{secrets.token_hex(4)}"
-            # Of a thread that is not the main one Spark knows no session until it has made one.
+            # In another thread than the main one, Spark knows the session only after its first use.
             self.queue.spark.createDataFrame([(1,)], "one INT")
             with translated():
                 self.writer(part).save()
@@ -269,7 +270,7 @@ class Plan:
         """The finished pieces of the run, to show its progress.
 
         Args:
-            preview: The run's.
+            preview: The preview of the run.
         """
         before = UNDO_BEFORE if self._act == UNDO else ""
         store, bins = self.queue.place().store, len(preview.bins)
@@ -298,7 +299,7 @@ class Plan:
 
     @cached_property
     def _counted(self) -> _Counted:
-        """One pass over the frame: what each slot of minutes holds, and the hottest of them."""
+        """Count the rows of each slot, and find the hottest minutes, in one pass over the frame."""
         mixed = F.bit_xor(F.xxhash64("name", "due_ms", "lane"))
         minutes = self._judged.groupBy(REASON, "minute").agg(
             F.count("*").alias("rows"),
@@ -351,14 +352,14 @@ class Plan:
         return min(max(1, rows // _BIN_ROWS), most, _BINS_MAX)
 
     def _piece_for(self, bins: int) -> int:
-        """Rows of a piece: those of a second, where a rate is to be held."""
+        """The rows of a piece; with a rate, as many as it allows in a second."""
         if self._rate is None:
             return PIECE_ROWS
         tasks = min(bins, packing.tasks_of(self.queue.spark))
         return min(PIECE_ROWS, max(_PIECE_ROWS_MIN, int(self._rate / tasks)))
 
     def _line(self, part: str) -> dict[str, Any]:
-        """The content of a line of this run; empty without one."""
+        """The content of a line of this run; empty if there is none."""
         entry = self._run.entry(self.queue.name, part)
         return runs.line_of(self.queue.place().store, entry).says or {}
 
@@ -388,7 +389,7 @@ class Plan:
                     f"run {self.run_id} was unscheduled; schedule the rows as a new run."
                 )
             planned = runs.agreed(store, self._run.entry(self.queue.name, PLAN), header)
-            # A twin on another number of cores may have come first.
+            # Another process on other cores may have written the header first.
             cut = {name: planned.get(name) for name in ("bins", "piece")}
             if planned == header | cut:
                 header = planned
@@ -408,7 +409,7 @@ class _Counted:
     """The findings of one pass over the frame.
 
     Attributes:
-        preview: What it says.
+        preview: The preview.
         slots: Rows of each slot of minutes.
         bins_of: The bins of each slot.
         bins: How many bins there are.
@@ -424,7 +425,7 @@ class _Counted:
     digest: str
 
     def cut(self, bins: int, piece: int) -> _Counted:
-        """The same rows in so many bins, and pieces of so many rows."""
+        """The same findings for another number of bins, and another size of pieces."""
         return replace(self, bins_of=packing.bins_of(self.slots, bins), bins=bins, piece=piece)
 
 
@@ -443,10 +444,10 @@ def plan(
     """Plan to put the rows of a frame, or to take them back; reads none of them yet.
 
     Args:
-        asked: What of the frame makes a message.
+        asked: The columns of the frame that make messages.
         act: `PUT` or `UNDO`.
 
-    The others are those of `QueueJobs.schedule`.
+    The other arguments are those of `QueueJobs.schedule`.
     """
     if rate is not None and not (type(rate) in (int, float) and 0 < rate <= _RATE_MAX):
         raise BadSetting(f"rate must be rows a second, above 0, not {shown(rate)}.")
@@ -460,10 +461,10 @@ def plan(
 
 
 def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | None) -> SparkRun:
-    """The run that is asked for, or a new one.
+    """The run of a name or a time; a new one without either.
 
     Raises:
-        UsageError: If it cannot be, or is too old to be known.
+        UsageError: If there can be no such run, or it is too old for its lines to exist.
     """
     now_us = queue.place().clock.now_us()
     if run is not None and as_of is not None:
@@ -473,7 +474,7 @@ def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | 
     elif as_of is not None:
         found = SparkRun.at(read_due_ms(as_of, name="as_of") * 1_000)
     else:
-        # What is put after a purge is not what that meant, wherever the clock was set since.
+        # A new run is after the last purge, even if the clock was set back since.
         return SparkRun.new(max(now_us, register.settings.purged_before_us))
     found.check_time(now_us)
     found.check(queue.name, register.settings)
