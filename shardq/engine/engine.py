@@ -250,8 +250,8 @@ class Engine(Part):
     def _follow_clock(self) -> None:
         """Check the clock; if somebody has set it, release all lanes, and all rows not yet begun.
 
-        This step then takes lanes anew. It reads them from the offset before the new now, or from
-        the ends of their seals if these are earlier.
+        This step then takes lanes anew. It reads them from the new now less the queue's offset, or
+        from the ends of their seals if these are earlier.
         """
         self._clock.measure(self._store)
         if self._clock.steps == self._clock_steps:

@@ -1,4 +1,4 @@
-"""Putting messages: each becomes a row in the shard of its due time.
+"""Putting messages: each message becomes a row in the shard of its due time.
 
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id; for a
@@ -84,8 +84,8 @@ _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
 _CHUNK_OF_GROUPS_US = 100_000
 _LATE_MS = 100
-"""A row of a group that is stored a quarter of a second after its due may be read after later ones:
-a chunk with such rows ends soon, and a row that has waited is due anew."""
+"""A row of a group that is stored a quarter of a second after its due may be read after later rows.
+So a chunk with such rows ends soon, and a row that has waited this long gets a new due."""
 _ARGUMENTS = {"body", *PutOptions.__annotations__}
 
 
@@ -93,9 +93,9 @@ class _Put(HubCall):
     """One caller's put of a message without a key.
 
     Attributes:
-        row: The row to put; after a repair, the row that was moved.
-        is_stored: True if the store has it.
-        is_held: True if its row gets due and id when its batch begins.
+        row: The row to put; after a repair, the moved row.
+        is_stored: True if the store has the row.
+        is_held: True if the row gets its due and its id when its batch begins.
     """
 
     __slots__ = ("is_held", "is_stored", "row")
@@ -108,12 +108,12 @@ class _Put(HubCall):
 
 
 class _Once(NamedTuple):
-    """A put of a message under a name that is to be put once.
+    """A put of a message once under a name.
 
     Attributes:
         name: The name.
         row: The row to put.
-        is_held: True if its row becomes due when it is written.
+        is_held: True if the row becomes due when it is written.
     """
 
     name: str
@@ -125,7 +125,8 @@ class Producer:
     """Puts messages into one queue; from any thread.
 
     Args:
-        on_put: Called with the first and the last due, epoch milliseconds, of rows just stored.
+        on_put: Called with the first and with the last due, epoch milliseconds, of rows just
+            stored.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ class Producer:
         self._keep_up_us = 0
         self._first_lane = register.layout.first_lane
         self._first_group_lane: int | None = None
-        """The first lane for groups, read when the first message with a group is put here."""
+        """The first lane for groups when this producer first put a message with a group; None
+        before."""
         self._is_local = store.is_local
         self._cap = Cap(store, clock, register, stats)
         self._clock_steps = clock.steps
@@ -180,35 +182,36 @@ class Producer:
         except StoreError as error:
             error.messages = (Message(call.row, 0, self._register.signer),)
             raise
-        # Called outside the hub's turn: a listener may run the job at once, while others wait.
+        # Call it outside the hub's turn: a listener may run the job at once, while other callers
+        # wait.
         self._on_put(call.row.due_ms)
         return Message(call.row, 0, self._register.signer)
 
     def _delay_of(self, given: PutOptions) -> Duration | None:
-        """The delay of a put: the queue's, if neither a due nor a delay is given."""
+        """The delay of a put: the queue's delay, if the put has neither a due nor a delay."""
         delay, delay_ms = given.get("delay"), self._register.settings.delay_ms
         if given.get("due") is not None or delay is not None or not delay_ms:
             return delay
         return timedelta(milliseconds=delay_ms)
 
     def _place_of(self, row: Row) -> Hashable:
-        """The place whose rows are stored one batch after the other.
+        """The place of a row: rows of one place are stored one batch after the other.
 
-        For a group it is its lane: by shards, the first row of a minute could be stored before the
-        last row of the minute before.
+        For a row of a group the place is the lane: if it were the shard, the first row of a minute
+        could be stored before the last row of the minute before.
         """
         if self._is_local:
             return None
         return row.shard if row.group is None else row.shard.lane
 
     def _put_all(self, calls: Sequence[_Put]) -> None:
-        """Store the rows of several callers, one each."""
+        """Store the rows of several callers, of which each has one row."""
         for call in calls:
             if call.is_held:
                 call.row, call.is_held = self._due_now(call.row), False
         asked = [call.row for call in calls if not call.is_stored]
         if asked:
-            # A tuple of one is written without a transaction around it.
+            # The store writes a tuple of one row without a transaction around it.
             self._store.insert(tuple(asked))
             for call in calls:
                 call.is_stored = True
@@ -219,7 +222,7 @@ class Producer:
         self._stats.add(put=len(rows))
 
     def _due_now(self, row: Row) -> Row:
-        """A new row of a group, due now: after the rows of the group that were stored before."""
+        """A new row of a group, due now, after the rows of the group that were stored before."""
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
         return row._replace(
@@ -247,7 +250,7 @@ class Producer:
         return Message(row, 0, signer)
 
     def _asked(self, row: Row, body: object, given: PutOptions) -> Asked:
-        """A put under a key, by its arguments; its row has the key.
+        """A put under a key, from its arguments; the put's row has the key.
 
         Raises:
             UsageError: If the arguments do not go together.
@@ -307,13 +310,13 @@ class Producer:
                 for row in chunk.found():
                     on_id(row.message_id)
             if ended:
-                # Raised now, because all items before the error are stored and counted.
+                # Raise the error now, because all items before it are stored and counted.
                 add_count(ended[0], total)
                 raise ended[0]
             if not chunk.rows:
                 return total
-            # If the store fails, the next insert reports it: an error here would say that the rows
-            # just stored were not.
+            # If the store fails here, the next insert reports it: an error now would say that the
+            # rows just stored were not.
             try:
                 self._keep_up()
             except (StoreTimeout, StoreUnavailable):
@@ -354,10 +357,10 @@ class Producer:
         return [answers[at] for at in range(count)]
 
     def _once_of(self, now_us: int, lane_of: LaneOf, item: Mapping[str, Any]) -> _Once:
-        """A put under a name that is to be put once.
+        """The put of an item once under its name.
 
         Raises:
-            UsageError: If it has a key too, or cannot be used.
+            UsageError: If the item has a key too, or cannot be used.
         """
         given = dict(item)
         name = names.label(given.pop("once"), what="once")
@@ -371,11 +374,11 @@ class Producer:
         return _Once(name, made, is_held=is_held)
 
     def _put_once(self, asked: Sequence[_Once]) -> list[Message | ShardqError]:
-        """Put messages once under their names; returns the answer for each."""
+        """Put messages once under their names; returns one answer for each."""
         signer = self._register.signer
         rows: dict[str, Row] = {}
         for one in asked:
-            # Of two of a name the first is put, and the second finds it.
+            # If two puts have one name, the first is put, and the second finds the first's message.
             if one.name not in rows:
                 rows[one.name] = self._due_now(one.row) if one.is_held else one.row
         try:
@@ -392,7 +395,7 @@ class Producer:
         return [Message(rows[one.name], 0, signer) for one in asked]
 
     def _put_rows(self, chunk: Chunk) -> list[Message | ShardqError]:
-        """Put the rows of a chunk without keys; returns the answer for each."""
+        """Put the rows of a chunk without keys; returns one answer for each row."""
         signer = self._register.signer
         try:
             if chunk.failed is not None:
@@ -416,9 +419,9 @@ class Producer:
         """Store, record and count the rows of a chunk.
 
         Args:
-            rows: The rows without a key; `chunk` has them all once they are taken.
+            rows: The rows without a key; once all of them are taken, `chunk` has all rows.
             chunk: The chunk; its rows with a key are put last.
-            ended: Gets the error of a key that is taken.
+            ended: Gets the error of a key that another message has.
         """
         self._store.insert(rows)
         if not chunk.keyed:
@@ -427,7 +430,7 @@ class Producer:
         error = self._keyed.put(chunk.keyed.values())
         self._after_chunk(chunk.new())
         if replaced := chunk.replaced():
-            # Repaired once more, because later puts of the chunk may have taken long.
+            # Repair these rows once more, because later puts of the chunk may have taken long.
             with begun("the messages are replaced"):
                 self._settler.repair(replaced)
             self._stats.add(replaced=len(replaced))
@@ -437,7 +440,7 @@ class Producer:
             ended[:] = [error]
 
     def _carry(self, error: StoreError, chunk: Chunk) -> None:
-        """Let an error carry the messages of a chunk, to be put again; some may be stored."""
+        """Let an error carry the messages of a chunk, so that the caller can put them again."""
         signer = self._register.signer
         keyed = chunk.keyed
         error.messages = tuple(
@@ -448,9 +451,9 @@ class Producer:
         )
 
     def _complete(self, chunk: Chunk) -> int:
-        """Repeat the put of a chunk that was interrupted, as by Ctrl-C; returns how many were put.
+        """Repeat the put of a chunk after an interrupt (Ctrl-C); returns how many were put.
 
-        Some rows may be stored and not counted. To write them again changes nothing.
+        Some rows may be stored and not counted. Writing these rows again changes nothing.
         """
         try:
             self._put_chunk(chunk.unkeyed(), chunk)
@@ -470,11 +473,11 @@ class Producer:
             self._after_insert(chunk, oldest)
             for due_ms in {oldest.due_ms, max(map(_due_of, chunk))}:
                 self._on_put(due_ms)
-            # Counted last: after an interrupt before this, all is done again.
+            # Count last: after an interrupt before this, the whole chunk is put again.
             self._stats.add(put=len(chunk))
 
     def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
-        """Record rows, and repair late ones; returns row id -> the present row of those moved.
+        """Record rows, and repair late rows; returns row id -> the present row, for moved rows.
 
         Raises:
             StoreTimeout: The rows are stored, but recording or repairing has failed.
@@ -482,7 +485,7 @@ class Producer:
         if self._ledger.is_on:
             with begun("the messages are stored"):
                 self._ledger.enter(rows)
-        # Checked last: recording may take long, and rows reported as stored must not be late.
+        # Check this last: recording may take long, and rows reported as stored must not be late.
         if not self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
             return {}
         with begun("the messages are stored"):
@@ -491,7 +494,7 @@ class Producer:
         return repaired
 
     def _keep_up(self) -> None:
-        """Reread settings and clock, and store the totals, each if it is due."""
+        """Reread the settings and the clock, and store the totals, each if that is due."""
         if self._is_local:
             self._clock.measure(self._store)
             if self._clock.steps != self._clock_steps:
@@ -509,7 +512,7 @@ class Producer:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
 
     def _note_lanes(self) -> None:
-        """Warn if the last puts may be in lanes that nobody reads any more."""
+        """Warn if the last puts may be in lanes that no member reads any more."""
         layout = self._register.layout
         with_group = self._first_group_lane not in (None, layout.first_group_lane)
         if layout.first_lane != self._first_lane or with_group:
@@ -524,7 +527,7 @@ class Producer:
             )
 
     def _follow_clock(self) -> None:
-        """Reread the settings after this machine's clock was set: their purge may be newer."""
+        """Reread the settings after the clock was set, as their purge may be newer than now."""
         steps = self._clock.steps
         row_ids.turn_back(self._clock.now_us())
         self._register.refresh(force=True)
@@ -548,7 +551,7 @@ class Producer:
         """The rows of the next items without keys, up to a chunk's bounds or an error.
 
         `chunk` gets all rows. `ended` gets an error of the iterable, or of an item that cannot be
-        used, because the rows before it are still to be stored.
+        used, because the rows before the error must still be stored.
         """
         clock = self._clock
         now_us = begun_us = clock.now_us()
@@ -589,7 +592,7 @@ class Producer:
                         yield unsent
                         unsent = None
                 room -= row.size_bytes
-                # A time before the chunk's begin: the clock was set back.
+                # If this time is before the chunk's begin, the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
                 if len(rows) >= _CHUNK_ROWS or room <= 0 or is_over:
                     break
@@ -601,19 +604,19 @@ class Producer:
         if chunk.failed is not None:
             raise chunk.failed
         if unsent is not None and rows and rows[-1] is unsent:
-            # Ctrl-C came before it was taken.
+            # Ctrl-C came before the store took this row.
             yield unsent
         yield from self._in_time(chunk)
 
     def _in_time(self, chunk: Chunk) -> Iterator[Row]:
-        """The rows of groups that a chunk has held back, those that are late due now.
+        """The rows of groups that a chunk has held back; late rows become due now.
 
-        The iterable or the store may be slow: a sweep would find a late row, after later ones.
+        The iterable or the store may be slow: only a sweep would find a late row, after later rows.
         """
         last_ms = 0
         for at in chunk.held:
             row = chunk.rows[at]
-            # Rows behind one that is due anew come after it, even in the same millisecond.
+            # Rows behind a row that gets a new due come after it, even in the same millisecond.
             if row.due_ms <= max(last_ms, self._clock.now_ms() - _LATE_MS):
                 row = chunk.rows[at] = self._due_now(row)
                 last_ms = row.due_ms
@@ -662,7 +665,7 @@ class Producer:
         group, name, priority = given.get("group"), given.get("id"), given.get("priority", 0)
         if group is not None:
             names.label(group, what="group")
-            # Before the layout is read, which this may replace.
+            # Call it before the layout is read, because it may replace the layout.
             _use(self._register.use_groups, chunk)
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
@@ -691,7 +694,7 @@ class Producer:
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
-            # Not purged, as in `_chunk_of`.
+            # Make the row id later than the last purge, as in `_chunk_of`.
             row_ids.next(max(now_us, self._register.settings.purged_before_us)),
             content,
             headers_text,
@@ -720,7 +723,7 @@ class Producer:
 
 
 def _use(use: Callable[[], None], chunk: Chunk | None) -> None:
-    """Have consumers poll a lane; a chunk keeps the error until all items are read."""
+    """Let consumers poll a lane; a chunk keeps an error until all items are read."""
     if chunk is None:
         use()
     elif chunk.failed is None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def _by_position(receipts: Iterable[Receipt]) -> dict[Position, Receipt]:
-    """Position -> its latest receipt: all deliveries of a row that stays in its place have one."""
+    """Position -> its latest receipt: deliveries of a row that stays in place share a position."""
     return {
         one.position: one for one in sorted(receipts, key=lambda one: (one.serial, one.attempt))
     }
@@ -50,11 +50,11 @@ class _EndCall(HubCall):
 
     Args:
         receipts: The receipts of the deliveries to end.
-        is_partial: True if a stale receipt fails alone; else it fails the call.
+        is_partial: True if a stale receipt fails alone; False if it fails the whole call.
         is_followed: True to end messages that were delivered again, too.
 
     Attributes:
-        receipts: Position -> the receipt; a message given twice is in it once.
+        receipts: Position -> the receipt; a message that was given twice has one entry.
         found: The rows of the receipts that are not stale; None until they are read.
         stale: Position -> the error of a stale receipt.
     """
@@ -72,12 +72,12 @@ class _EndCall(HubCall):
         self.stale: dict[Position, StaleReceipt] = {}
 
     def attempt_of(self, row: Row) -> int:
-        """The number of the delivery that ends; 0 if the row has moved since."""
+        """The number of the delivery that ends; 0 if the row has moved since the receipt."""
         receipt = self.receipts.get(row.position)
         return 0 if receipt is None else receipt.attempt
 
     def judge(self, found: list[Row], stale: dict[Position, StaleReceipt]) -> bool:
-        """Keep the rows found and the errors; False if the call has failed by a stale receipt."""
+        """Keep the found rows and the errors; False if a stale receipt has failed the call."""
         if stale and not self.is_partial:
             self.fail(next(iter(stale.values())))
             return False
@@ -111,7 +111,7 @@ class Receipts:
             is_followed: True to end messages that were delivered again, too.
 
         Raises:
-            BadReceipt: If a receipt is damaged or of another queue; nothing was written.
+            BadReceipt: If a receipt is damaged or of another queue. Nothing was written.
             StaleReceipt: If a delivery was settled before, or its time is up; nothing was written.
                 Where `is_followed`, only if a receipt does not last and its row is gone.
         """
@@ -120,7 +120,7 @@ class Receipts:
     def ack_each(
         self, deliveries: Iterable[Message | str], *, is_followed: bool = False
     ) -> list[ReceiptError | None]:
-        """End deliveries as done, each by itself; returns each one's error, None if it ended."""
+        """End deliveries as done, each by itself; returns for each its error, None if it ended."""
         given = [self._read(delivery, is_partial=True) for delivery in deliveries]
         call = _EndCall(
             (one for one in given if isinstance(one, Receipt)),
@@ -137,9 +137,10 @@ class Receipts:
             self._ends.of(shards.pop() if is_apart else None).do(call)
 
     def _end_all(self, calls: Sequence[_EndCall]) -> None:
-        """End the deliveries of several callers. If two end one delivery, the first in line does.
+        """End the deliveries of several callers. A delivery of two callers is ended by the first.
 
-        A repeat ends the rows that the first try has found, because these may be gone by now.
+        A repeat ends the rows that the first try found, because the store may not have them any
+        more.
         """
         asked = [call for call in calls if call.found is None]
         if asked:
@@ -150,7 +151,7 @@ class Receipts:
                 if call.is_followed:
                     found, stale = self._anywhere(rows, call.receipts, taken)
                 else:
-                    # An end needs no margin: its delete wins over any write when the time is up.
+                    # An end needs no margin: when the time is up, its delete wins over any write.
                     found, stale = self._sorted(rows, call.receipts.values(), margin_ms=0)
                 if call.judge(found, stale):
                     for row in found:
@@ -172,7 +173,7 @@ class Receipts:
 
         Args:
             rows: The rows at the positions of receipts.
-            receipts: Position -> its receipt.
+            receipts: Position -> the receipt for it.
             taken: The positions of rows that another call ends.
         """
         gone = [one for at, one in receipts.items() if at not in rows and at not in taken]
@@ -202,18 +203,19 @@ class Receipts:
         is_partial: bool = False,
         margin_ms: int = CLAIM_MARGIN_MS,
     ) -> list[ReceiptError | None]:
-        """Settle deliveries that are not acked; returns each one's error, None if it ended.
+        """Settle deliveries by an outcome that is no ack; returns for each its error, or None.
 
         Args:
             deliveries: The deliveries, or their receipts.
             outcome: The outcome of each.
             is_partial: True if a delivery that fails does not fail the others.
-            margin_ms: How long before a delivery's time is up it is refused.
+            margin_ms: How long before its time is up a delivery is refused.
 
         Raises:
             BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
-            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
-            UsageError: If they are to be buried in a dead-letter queue.
+            StaleReceipt: If a delivery was settled before, or its time is up. Not where
+                `is_partial`.
+            UsageError: If messages of a dead-letter queue are to be buried.
         """
         if outcome.fate is Fate.BURY and names.is_dead_queue(self._register.name):
             raise UsageError(
@@ -244,12 +246,14 @@ class Receipts:
     def forward(
         self, deliveries: Iterable[Message | str], target: QueueHome, *, is_partial: bool = False
     ) -> list[ReceiptError | KeyTaken | None]:
-        """Move deliveries to another queue; returns each one's error, None if it was moved.
+        """Move deliveries to another queue; returns for each its error, None if it was moved.
 
         Raises:
             BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
-            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
-            KeyTaken: If another message has its key in the other queue. Not where `is_partial`.
+            StaleReceipt: If a delivery was settled before, or its time is up. Not where
+                `is_partial`.
+            KeyTaken: If another message has a delivery's key in the other queue. Not where
+                `is_partial`.
         """
         given = [self._read(delivery, is_partial=is_partial) for delivery in deliveries]
         receipts = _by_position(one for one in given if isinstance(one, Receipt))
@@ -264,9 +268,9 @@ class Receipts:
         return [failed.get(one.position) if isinstance(one, Receipt) else one for one in given]
 
     def move(self, message: Message, wanted_ms: int) -> None:
-        """Let a message without a key that waits be due at another time.
+        """Let a waiting message without a key be due at another time.
 
-        It is best effort: the row may move before it is changed.
+        This is best effort: the row may move before it is changed.
 
         Args:
             message: As it was found.
@@ -276,13 +280,15 @@ class Receipts:
             StaleReceipt: If its row is gone.
         """
         [row] = self.present([self.receipt_of(message)])
-        # Rounded down, as the planner rounds the time that it adds the delay to: never early.
+        # Round down, as the planner does with the time to which it adds the delay: so the message
+        # is never early.
         now_ms = self._clock.now_ms()
         wanted_ms = max(wanted_ms, now_ms)
         if not self._register.layout.is_of_groups(row.shard.lane) or wanted_ms >= row.due_ms:
             self.settle([message], Outcome(Fate.SNOOZE, wanted_ms - now_ms))
             return
-        # Edited where it is, it would be read no earlier than there.
+        # Replace the row: one that is edited in place would be read no earlier than at its present
+        # due.
         new = self._planner.asked(row, wanted_ms)._replace(first=row.first or row.id)
         if self._carry_out([RowMove(row.position, new)])[0]:
             raise self._stale()
@@ -301,17 +307,17 @@ class Receipts:
 
         Args:
             deliveries: The deliveries, or their receipts.
-            visibility_ms: How long from now.
+            visibility_ms: How long from now the messages stay the caller's.
             is_partial: True if a delivery that fails does not fail the others.
-            is_followed: True to extend, instead of a delivery whose row has moved, the one that is
-                under way now.
+            is_followed: True to extend the present delivery of a message whose row has moved.
 
         Returns:
             Each delivery's new receipt, in place of the old, or its error.
 
         Raises:
             BadReceipt: If a receipt is damaged or of another queue. Not where `is_partial`.
-            StaleReceipt: If one was settled before, or its time is up. Not where `is_partial`.
+            StaleReceipt: If a delivery was settled before, or its time is up. Not where
+                `is_partial`.
         """
 
         def plan(row: Row, attempt: int) -> RowMove | Row:
@@ -329,16 +335,16 @@ class Receipts:
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message; returns True if it existed.
 
-        A message with a key is cancelled by its key, wherever its row has moved. Any other one is
-        found only at its receipt's position.
+        A message with a key is cancelled by its key, wherever its row has moved. Any other message
+        is found only at its receipt's position.
 
         Raises:
-            BadReceipt: If its receipt is damaged or of another queue.
+            BadReceipt: If the receipt is damaged or of another queue.
         """
         receipt = self.receipt_of(delivery)
         found = self._store.find([receipt.position])
         row = next(iter(found), delivery._row if isinstance(delivery, Message) else None)
-        # The holder of the delivery's receipt ends the delivery, as by any other outcome.
+        # The caller has the delivery, so a cancel ends the delivery like any other outcome.
         is_own = bool(found and receipt.attempt and not self.is_over(found[0]))
         is_own = is_own or names.is_dead_queue(self._register.name)
         if row is not None and (key := key_of(row)) is not None and not is_own:
@@ -353,7 +359,7 @@ class Receipts:
         """The receipt of a message or token.
 
         Raises:
-            BadReceipt: If it is damaged or of another queue.
+            BadReceipt: If the receipt is damaged or of another queue.
         """
         if not isinstance(given, Message):
             return self._register.signer.read(given)
@@ -362,7 +368,8 @@ class Receipts:
                 f"message {given.id} is one of queue {given.queue!r}, not of "
                 f"{self._register.name!r}; pass it to that queue."
             )
-        # The delivery's number, not the row's attempt: a message that was only read has none.
+        # Use the delivery's number, not the row's attempt: a message that was only read has no
+        # delivery.
         return receipt_of(given._row, given._delivery)
 
     def present(self, receipts: Sequence[Receipt]) -> list[Row]:
@@ -375,10 +382,10 @@ class Receipts:
         return self._find(asked, CLAIM_MARGIN_MS, is_partial=False)[0]
 
     def unsettled(self, receipts: Iterable[str]) -> list[str]:
-        """The receipts whose deliveries have not ended, by one read.
+        """The receipts whose deliveries have not ended. Costs one read.
 
         Raises:
-            BadReceipt: If one is damaged or of another queue.
+            BadReceipt: If a receipt is damaged or of another queue.
         """
         given = {one: self.receipt_of(one) for one in receipts}
         _, stale = self._find(_by_position(given.values()), 0, is_partial=True)
@@ -387,7 +394,7 @@ class Receipts:
     def _find(
         self, receipts: Mapping[Position, Receipt], margin_ms: int, *, is_partial: bool
     ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
-        """Read the rows of receipts; returns what `_sorted` does.
+        """Read the rows of receipts; returns the same as `_sorted`.
 
         Raises:
             StaleReceipt: If a receipt is stale, unless `is_partial`.
@@ -401,7 +408,7 @@ class Receipts:
     def _sorted(
         self, rows: Mapping[Position, Row], receipts: Iterable[Receipt], *, margin_ms: int
     ) -> tuple[list[Row], dict[Position, StaleReceipt]]:
-        """The rows of receipts, in their order, and position -> the error of stale ones."""
+        """The rows of receipts, in their order; and position -> the error, for stale receipts."""
         found: list[Row] = []
         stale: dict[Position, StaleReceipt] = {}
         for receipt in receipts:
@@ -425,7 +432,7 @@ class Receipts:
         """True if a row is a claim whose time is up, so that another member may have it by now.
 
         Args:
-            margin_ms: How long before its due the time is up.
+            margin_ms: How long before the claim's due its time counts as up.
         """
         return row.claim is not None and row.ready_ms < self._clock.now_ms() + margin_ms
 
@@ -433,7 +440,7 @@ class Receipts:
         """True if a row of a group lane has another delivery by now, or waits for one."""
         if not receipt.attempt or not self._register.layout.is_of_groups(row.shard.lane):
             return False
-        # Two deliveries have the same number if the first was given back.
+        # Compare serials: two deliveries have the same number if the first was given back.
         if row.begun_serial != receipt.serial:
             return True
         if row.claim is not None:
@@ -459,7 +466,7 @@ class Receipts:
                 None for a message that dies and is not kept.
             is_partial: True if a delivery that fails does not fail the others.
             is_followed: True to change the claims of messages whose rows have moved, too.
-            margin_ms: How long before a delivery's time is up it is refused.
+            margin_ms: How long before its time is up a delivery is refused.
             failures: Filled by `plan`: attempts that have failed, for the history.
 
         Returns:
@@ -473,7 +480,7 @@ class Receipts:
         found, stale = self._find(receipts, margin_ms, is_partial=is_partial)
         planned = [(row, plan(row, receipts[row.position].attempt)) for row in found]
         self._settler.ledger.fail(failures)
-        # Checked again, because the steps before may have taken long.
+        # Check the time again, because the steps before may have taken long.
         live = [(row, new) for row, new in planned if not self.is_over(row, margin_ms)]
         edits = [(row, new) for row, new in live if isinstance(new, Row)]
         self._settler.edit(edits)
@@ -500,7 +507,7 @@ class Receipts:
         )
 
     def _following(self, given: Sequence[Receipt | BadReceipt]) -> list[Receipt | BadReceipt]:
-        """Receipts at the present positions of their messages, where these are claims."""
+        """Receipts with the present positions of their messages, if the rows there are claims."""
         lasting = [one for one in given if isinstance(one, Receipt) and one.first is not None]
         there = self._settler.still_there(one.position for one in lasting)
         moved = self._settler.keys.followed(one for one in lasting if one.position not in there)

@@ -431,7 +431,7 @@ def _is_own(change: Change, key: KeyRow) -> bool:
 
 
 def _place_bucket(key: tuple[str, str]) -> int:
-    """The bucket of a note: by its name or, without one, by its message."""
+    """The bucket of a note: by its name or, without a name, by its message."""
     name, message = key
     return bucket_of(name or message)
 

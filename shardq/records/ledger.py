@@ -43,26 +43,26 @@ if TYPE_CHECKING:
     from shardq.stores.store import Logs
 
 CLOCK_AHEAD_MS = 3_000
-"""Without a given end, entries up to this far ahead are read: producers' clocks differ, and a run
-of a schedule, which is put up to 2.75 s before it is due, enters when it is due."""
+"""How far ahead entries are read if no end is given: producers' clocks differ, and a run of a
+schedule, which is put up to 2.75 s before it is due, enters when it is due."""
 
 _MS = timedelta(milliseconds=1)
 SPAN_MINUTES = 30
-"""Minutes of the ledger that are read at once."""
+"""How many minutes of the ledger are read at once."""
 
 
 class End(StrEnum):
     """How a message ended in a queue."""
 
     ACKED = "acked"
-    """Finished."""
+    """The message was finished."""
     DEAD = "dead"
-    """Moved to the dead-letter queue, or gone where there is none."""
+    """The message was moved to the dead-letter queue, or removed if there is none."""
     FORWARDED = "forwarded"
-    """Moved to another queue; in a dead-letter queue also put back."""
+    """The message was moved to another queue, or put back from a dead-letter queue."""
     CANCELLED = "cancelled"
     EXPIRED = "expired"
-    """It was kept for longer than its own `expires` or the queue's `retention`."""
+    """The message was kept for longer than its own `expires` or the queue's `retention`."""
     PURGED = "purged"
 
 
@@ -72,10 +72,10 @@ class FailedAttempt:
 
     Attributes:
         attempt: The number of the delivery, from 1.
-        began: When its handler was called, UTC; None if that is not known, as of a delivery that
+        began: When the handler was called, UTC; None if that is not known, as for a delivery that
             was settled by its receipt.
-        ended: When it failed, UTC.
-        error: Why, without what is beyond 1,000 characters.
+        ended: When the attempt failed, UTC.
+        error: Why the attempt failed, cut after 1,000 characters.
     """
 
     attempt: int
@@ -85,7 +85,7 @@ class FailedAttempt:
 
     @property
     def run_ms(self) -> int | None:
-        """How long it ran, milliseconds; None if that is not known."""
+        """How long the attempt ran, milliseconds; None if that is not known."""
         return None if self.began is None else (self.ended - self.began) // _MS
 
 
@@ -97,15 +97,14 @@ class Record:
         id: The message's id.
         entered: When it entered the queue, UTC.
         due: The due first asked for; None if no put is recorded, as after a producer's crash.
-        fate: `acked`, `dead`, `forwarded`, `cancelled`,
-            `expired`, `purged`, or a fate recorded by a newer shardq; None if
-            the message has not ended.
-        ended: When it ended; None if it has not. A purged row ends when it is deleted as it comes
-            due.
-        attempt: Deliveries until it ended.
-        member: The member that recorded the end; empty if it has not ended.
-        task: The task whose job it is; None for any other message, and if no put is recorded.
-        failed: Its attempts that failed, the last 100, in the order of their ends.
+        fate: `acked`, `dead`, `forwarded`, `cancelled`, `expired`, `purged`, or a fate recorded by
+            a newer shardq; None if the message has not ended.
+        ended: When the message ended; None if it has not. A purged message ends when its row comes
+            due and is deleted.
+        attempt: How many deliveries the message had until it ended.
+        member: The member that recorded the end; empty if the message has not ended.
+        task: The task whose job the message is; None for other messages, and if no put is recorded.
+        failed: The message's failed attempts, the last 100, in the order of their ends.
     """
 
     id: str
@@ -120,7 +119,7 @@ class Record:
 
 
 def record_of(mark: Mark, purged_before_us: int) -> Record:
-    """The record, for people, in a mark.
+    """The record of a message, for people, from its mark.
 
     Args:
         purged_before_us: Messages that entered before this epoch microsecond are purged.
@@ -144,7 +143,7 @@ def record_of(mark: Mark, purged_before_us: int) -> Record:
 
 
 def _failed_of(mark: Mark) -> tuple[FailedAttempt, ...]:
-    """The attempts in a mark that was checked."""
+    """The failed attempts in a mark that was checked."""
     tries = sorted((one for one in map(Try.read, mark.tries) if one), key=_by_end)
     return tuple(
         FailedAttempt(
@@ -180,7 +179,7 @@ class Ledger:
         return self._register.settings.history_ms > 0
 
     def covers(self, queue: str) -> bool:
-        """True if `queue`, this one or its dead-letter queue, keeps a history."""
+        """True if a queue, this one or its dead-letter queue, keeps a history."""
         return self._register.settings_of(queue).history_ms > 0
 
     def enter(self, rows: Sequence[Row]) -> None:
@@ -200,14 +199,15 @@ class Ledger:
             self.enter([row for row in rows if entry_of(row) not in known])
 
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
-        """Record ends, before the rows are deleted. Of several ends of a message the first stands.
+        """Record ends, before the rows are deleted. Of several ends of a message the first counts.
 
-        The put of a message with a given id is recorded too: if its producer died before that, the
-        id would not be found. The put of a message with a key is not: its row may have another due.
+        The put of a message with a given id is recorded too: if its producer died before recording
+        it, the id would not be found. For a message with a key it is not, as its row may have
+        another due.
 
         Args:
             rows: The rows, at any place.
-            attempts: Deliveries of each.
+            attempts: How many deliveries each message has had.
         """
         ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
         if ttl_ms:
@@ -220,7 +220,7 @@ class Ledger:
         return [end] if row.name is None or row.key is not None else [put_of(row), end]
 
     def crossing(self, row: Row, new: Row) -> list[Mark]:
-        """The marks of a move: for one into another queue the end in this one, and the put there.
+        """The marks of a move into another queue: the end in this queue, and the put in the other.
 
         Args:
             row: The row of this queue.
@@ -235,7 +235,7 @@ class Ledger:
         return marks
 
     def fate_of(self, new: Row) -> End:
-        """How a message ends in this queue that gets a row in another one."""
+        """How a message ends in this queue when it gets a row in another queue."""
         return End.DEAD if new.shard.queue == self._register.dead_name else End.FORWARDED
 
     def kept_ms(self, rows: Iterable[Row]) -> dict[str, int]:
@@ -260,7 +260,7 @@ class Ledger:
             HistoryOff: If the queue keeps no history.
         """
         settings = self._register.settings
-        # Earlier records are of a dropped queue of this name.
+        # Earlier records are of a dropped queue of the same name.
         former_ms = settings.former_until_us // 1_000
         return max(self._clock.now_ms() - kept_for(settings, self._register.name), former_ms)
 
@@ -271,7 +271,7 @@ class Ledger:
 
         Raises:
             HistoryOff: If the queue keeps no history.
-            BadName: If the id is no id.
+            BadName: If the id cannot be a message's id.
             BadTime: If nothing lies between `since` and `until`.
         """
         first_ms, now_ms = self.first_ms(), self._clock.now_ms()
@@ -282,11 +282,12 @@ class Ledger:
         return self.records(message_id, since_ms, until_ms + ahead_ms)
 
     def records(self, message_id: str | None, since_ms: int, until_ms: int) -> Iterator[Record]:
-        """The records of a message, or of all that entered in a span, minute by minute.
+        """The records of a message, or of all messages that entered in a span, minute by minute.
 
         Args:
-            message_id: An id that `put` made is found at once. A given id, and one from another
-                queue or back from the dead, is looked for in the span.
+            message_id: The message's id; None for all messages. An id that `put` made is found at
+                once. Any other id is searched in the span: a given id, and that of a message from
+                another queue or back from the dead.
             since_ms: Begin of the span, epoch milliseconds.
             until_ms: End of the span, exclusive.
         """
@@ -294,7 +295,7 @@ class Ledger:
         purged_before_us, former_us = settings.purged_before_us, settings.former_until_us
         row_id = ids.from_text(message_id) if message_id is not None else None
         if row_id is not None and birth_us(row_id) < former_us:
-            # The id is of a dropped queue of this name.
+            # The id is of a dropped queue of the same name.
             row_id = None
         since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
@@ -304,7 +305,7 @@ class Ledger:
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
-                # The message may have been put back since, which made another entry.
+                # The message may have been put back since, which makes another entry.
                 since_us = birth_us(row_id)
         minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
         for part in spans(minutes, SPAN_MINUTES):
@@ -319,7 +320,7 @@ class Ledger:
 
     def finished(self, rows: Iterable[Row]) -> set[bytes]:
         """The ids of those rows whose messages have ended."""
-        # A message that exists twice has two rows under one entry.
+        # A message that exists twice has two rows with one entry.
         asked = {row.id: entry_of(row) for row in rows}
         marks = self._store.recorded(set(asked.values()))
         ended = {mark.entry for mark in marks if mark.fate is not None}
@@ -351,10 +352,10 @@ def span_of(
     """The part of a span of time that has passed and that the history covers.
 
     Args:
-        since: Begin of the span; None: `first_ms`.
-        until: End of the span; None: now.
+        since: Begin of the span; None for `first_ms`.
+        until: End of the span; None for now.
         first_ms: Begin of the history, epoch milliseconds.
-        now_ms: Now, likewise: later minutes are not searched.
+        now_ms: Now, epoch milliseconds: later minutes are not searched.
 
     Returns:
         Begin and end, epoch milliseconds. Both are now if the history begins later, as just after

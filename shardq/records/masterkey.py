@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MASTER_VARIABLE = "SHARDQ_MASTER_KEY"
 FILE_VARIABLE = "SHARDQ_MASTER_KEY_FILE"
 ROW = "master"
-"""The master key's row in table `accounts`; an account's id has 12 digits."""
+"""The master key's row in table `accounts`. It is no account's id, as those have 12 digits."""
 _CHARACTERS_MIN = 32
 _BYTES = 32
 
@@ -40,10 +40,11 @@ class MasterKey:
     """Derives secrets.
 
     Args:
-        key: Its bytes.
+        key: The bytes of the master key.
 
     Attributes:
-        fingerprint: 16 characters that tell it from others, and nothing more of it.
+        fingerprint: 16 characters that distinguish the key from others, and reveal nothing else of
+            it.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -51,19 +52,19 @@ class MasterKey:
         self.fingerprint: str = self.derive("fingerprint", "", 0)[:8].hex()
 
     def derive(self, purpose: str, key_id: str, generation: int) -> bytes:
-        """32 bytes for one purpose, key and generation; always the same."""
+        """Derive 32 bytes for a purpose, key and generation; always the same for the same three."""
         text = f"shardq\0{purpose}\0{key_id}\0{generation}"
         return hmac.digest(self._key, text.encode(), "sha256")
 
 
 def master_key(store: Registers) -> MasterKey:
-    """The master key: of the environment's file, of the environment, or of the store.
+    """The master key: from the file that the environment names, the environment, or the store.
 
-    Makes one in the store if there is none: a read, and the first time an LWT.
+    If there is none, a key is made in the store. Costs a read, and the first time an LWT.
 
     Raises:
-        UsageError: If the one given is too short, or its file cannot be read.
-        StoreCorrupt: If the stored one is damaged.
+        UsageError: If the given key is too short, or its file cannot be read.
+        StoreCorrupt: If the stored key is damaged.
     """
     if (path := os.environ.get(FILE_VARIABLE)) is not None:
         try:
@@ -81,7 +82,7 @@ def master_key(store: Registers) -> MasterKey:
         record = AccountRecord(msgspec.json.encode(made).decode(), 1)
         change = Change((), (ROW,), {"version": None}, record._asdict())
         if store.write_records(ACCOUNTS, [change]):
-            # Another process has made it.
+            # Another process has made the key.
             record = store.records(ACCOUNTS, (), [ROW])[ROW]
     try:
         return MasterKey(msgspec.json.decode(record.info, type=_StoredMasterKey).master)
@@ -102,5 +103,5 @@ def _given(text: str, where: str) -> MasterKey:
 
 
 def secret_text(secret: bytes) -> str:
-    """A secret as people copy it: small letters and digits alone."""
+    """A secret as people copy it: only small letters and digits."""
     return base64.b32encode(secret).decode().rstrip("=").lower()

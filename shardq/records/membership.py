@@ -44,38 +44,41 @@ log = logging.getLogger(__name__)
 
 BEAT_MS = 3_000
 _HURRIED_MS = 500
-"""Pause between two heartbeats after `hurry`."""
+"""Pause before a heartbeat that `hurry` asked for."""
 _NEWS_MS = 100
-"""Pause between two heartbeats when slots have become free, or there is surplus."""
+"""Pause between two heartbeats if slots have become free, or there is surplus."""
 _GONE_MS = 20
-"""Pause when all slots are taken, or all surplus is gone: others count on the last heartbeat."""
+"""Pause before a heartbeat if all slots are taken, or all surplus is gone: other members act on the
+last heartbeat."""
 _BESIDE_MS = 400
-"""Pause between two looks beside others: a lane that a busy owner gives waits for the next one."""
+"""Pause between two looks beside other members: a lane that a busy owner gives waits for the next
+look."""
 _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
-"""Pause between two reads of the others while the member has surplus, or leaves."""
+"""Pause between two reads of the other members while this member has surplus, or leaves."""
 _CLOSE_MEMBERS = 16
-"""Beside twice as many members the pause is twice as long, and so on: each of them reads all."""
+"""Beside twice as many members that pause is twice as long, and so on, as each member reads all."""
 _OLDER_MS = 250
 """A change of `oldest_ms` by this much is reported: it decides which member gives first."""
 FREE_MAX = 512
 _RANKED_MAX = 4
-"""Rankings that are kept: of lanes in use and of others, whose numbers change now and then."""
+"""How many rankings are kept: of lanes in use and of other lanes, whose numbers change now and
+then."""
 _PASSED_OVER_MAX = 1_000
 _DEAD_MAX = 1_000
-"""Holders known to be dead that are remembered, in case that they live."""
+"""How many holders known to be dead are remembered, in case they turn out to live."""
 _passed_over: set[tuple[str, str, str]] = set()
-"""Queue, member and text of heartbeats that this process has warned of."""
+"""Queue, member and text of the unreadable heartbeats that this process has logged."""
 _PARTED_MAX = 16
 Count = Annotated[int, msgspec.Meta(ge=0)]
 _TTL_MS = 10_000
 _TTL_AT_REST_MS = 30_000
 PASS_ON_MS = 1_000
-"""If members outnumber lanes, a lane goes to the next of them after this time."""
+"""If members outnumber lanes, a lane passes to its next member after this time."""
 _RUNS_MAX = 32
 _RUNS_CHARS_MAX = 3_072
-"""Characters of what a member runs in its heartbeat: all heartbeats are read every 3 s."""
+"""The most characters of runs in a heartbeat: all heartbeats are read every 3 s."""
 
 
 def member_name() -> str:
@@ -94,7 +97,7 @@ def name_in_child(member: str) -> str:
 
 
 def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
-    """Lane -> the members in the order in which they should read it; the same in every process.
+    """Lane -> the members in the order in which they should read the lane; equal in all processes.
 
     No member is first for more than its share of the lanes, rounded up, nor for less than that,
     rounded down. With few lanes plain rendezvous hashing would leave some members without any, and
@@ -111,11 +114,12 @@ def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str
     first = dict.fromkeys(members, 0)
     ranked = {}
     for place, lane in enumerate(lanes):
-        # Doubles from 8, as a queue with `lanes="auto"` grows.
+        # The number doubles from 8, as in a queue with `lanes="auto"` that grows.
         until = min(max(AUTO_LANES_MIN, 1 << place.bit_length()), len(lanes))
         most, least = -(-until // len(members)), until // len(members)
         owed = sum(max(least - count, 0) for count in first.values())
-        # Once the lanes left are all owed to members with too few, no other member gets one.
+        # Once all lanes that are left are owed to members with too few, no other member gets a
+        # lane.
         share = least if owed and owed >= until - place else most
         full = {member for member, count in first.items() if count >= share}
         order = ranking(lane, members)
@@ -136,7 +140,7 @@ def reported_runs(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...
     """The runs of handlers that a heartbeat has room for: 32 at most, the first begun first.
 
     Args:
-        runs: (message id, begun at, epoch milliseconds) of each.
+        runs: For each run the message id, and when it began, epoch milliseconds.
 
     >>> reported_runs([("later", 2_000), ("first", 1_000)])
     (('first', 1000), ('later', 2000))
@@ -152,7 +156,7 @@ def reported_runs(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...
 
 
 def reported_tasks(tasks: Iterable[str]) -> tuple[str, ...]:
-    """The tasks of runs that a heartbeat has room for; an empty text for each other run.
+    """The tasks of runs, in order; an empty text for a run without a task or without room.
 
     >>> reported_tasks(["shop.charge", "", ""]), reported_tasks(["", ""])
     (('shop.charge', '', ''), ())
@@ -238,7 +242,7 @@ _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Heartbeat)
 def heartbeats(store: Noted, queue: str) -> dict[str, Heartbeat]:
     """Member -> its heartbeat, for the members of a queue.
 
-    An unreadable one is left out, with a warning: it expires, or is written anew, in seconds.
+    An unreadable heartbeat is left out, with a warning: in seconds it expires, or is written anew.
     """
     beats = {}
     for name, text in store.notes(MEMBERS, (queue,)).items():
@@ -246,7 +250,7 @@ def heartbeats(store: Noted, queue: str) -> dict[str, Heartbeat]:
             beats[name] = Heartbeat.from_json(text)
         except ValueError as error:
             if (queue, name, text) not in _passed_over:
-                # Warned of once, though each read finds it.
+                # Warn only once of this heartbeat, though each read finds it.
                 if len(_passed_over) >= _PASSED_OVER_MAX:
                     _passed_over.clear()
                 _passed_over.add((queue, name, text))
@@ -255,7 +259,7 @@ def heartbeats(store: Noted, queue: str) -> dict[str, Heartbeat]:
 
 
 class Membership:
-    """The members of one queue, as this one last read them.
+    """The members of one queue, as this member last read them.
 
     Args:
         member: This member's name.
@@ -274,7 +278,7 @@ class Membership:
         self.key = queue
         self._others: list[str] = []
         self._ranked: tuple[list[str], dict[tuple[int, ...], dict[int, list[str]]]] = ([], {})
-        """Members, and how they rank for lanes; replaced as a whole, as two threads rank."""
+        """Members, and how they rank for lanes; replaced as a whole, because two threads use it."""
         self._dead: dict[str, None] = {}
         """The holders of members that are dead, the latest last."""
         self._returned: list[str] = []
@@ -300,7 +304,7 @@ class Membership:
 
     @property
     def version(self) -> int:
-        """The newest version of the settings that another follows."""
+        """The newest version of the settings that another member follows."""
         return max((beat.version for beat in self.beats.values()), default=0)
 
     @property
@@ -322,7 +326,7 @@ class Membership:
         lanes: Collection[int] = (),
         at_rest: bool = False,
     ) -> bool:
-        """Write a heartbeat, and read the others', each if it is due.
+        """Write a heartbeat, and read those of other members, each if it is due.
 
         After `hurry` a heartbeat is due within 0.5 s.
 
@@ -332,15 +336,15 @@ class Membership:
             free: Slots that wait.
             surplus: Due messages beyond those that its slots begin soon.
             oldest_ms: The due from which the first surplus message has waited.
-            begun: Deliveries begun since it started.
-            given_us: When another member last gave it a row, time since boot.
-            leaving: True if it is about to end.
-            lanes: The lanes that it reads, as `report` returns them: others have to know them while
-                it has free slots.
+            begun: Deliveries begun since this member started.
+            given_us: When another member last gave this member a row, time since boot.
+            leaving: True if this member is about to end.
+            lanes: The lanes that this member reads, as `report` returns them: while it has free
+                slots, other members must know the lanes.
             at_rest: True if the next call may come 10 s later: a heartbeat then lasts 30 s.
 
         Returns:
-            True if lanes are to be assigned anew: members have changed, or 3 s have passed.
+            True if lanes must be assigned anew: members have changed, or 3 s have passed.
         """
         now = self._clock.boot_us()
         turned = (demand, leaving) != (self._last.demand, self._last.leaving)
@@ -362,7 +366,8 @@ class Membership:
             self._number += 1
             self.may_rest = at_rest
             if turned or is_first:
-                # Adopted only once the read below succeeds: else the next call does both again.
+                # Adopt these two only after the read below succeeds: if it fails, the next call
+                # does both again.
                 mine = replace(mine, demand=self._last.demand, leaving=self._last.leaving)
             self._last, self._beat_us = mine, now
             self._is_hurried = False
@@ -379,14 +384,14 @@ class Membership:
         return True
 
     def take_in(self, noted: Together) -> bool:
-        """Take in the heartbeats of the others, read just now; True if a step is to follow."""
+        """Take in the other members' heartbeats, just read; True if a step must follow."""
         if not noted.has(MEMBERS, (self.key,)):
             return True
         self._read(self._clock.boot_us(), noted)
         return self._has_changed
 
     def look(self) -> None:
-        """Read the other members, unless just read; the next `beat` returns what follows."""
+        """Read the other members, unless just read; the next `beat` acts on the changes."""
         now = self._clock.boot_us()
         if now - self._read_us >= self._close_us:
             self._read(now)
@@ -400,7 +405,7 @@ class Membership:
         given_us: int,
         lanes: Collection[int],
     ) -> bool:
-        """True if a heartbeat is due."""
+        """True if a heartbeat is due, by time or because these values have changed."""
         since_us = now_us - (self._beat_us or 0)
         if self.is_awaited or since_us >= BEAT_MS * 1_000:
             return True
@@ -415,7 +420,8 @@ class Membership:
         has_changed |= abs(oldest_ms - last.oldest_ms) >= _OLDER_MS
         has_changed |= free > 0 and {*lanes} != {*last.lanes}
         # A slot is free again, and no heartbeat has shown that it was taken. If a member gives its
-        # surplus in the step that read it, only the rows given here show that there was surplus.
+        # surplus in the very step that read it, only the rows given to this member show that there
+        # was surplus.
         is_given = self._is_given or 0 < (self._beat_us or 0) <= given_us
         has_changed |= free > 0 and begun != last.begun and is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
@@ -437,7 +443,7 @@ class Membership:
         beats = heartbeats(noted or self._store, self.key)
         beats.pop(self.member, None)
         if self._dead:
-            # Erased once: this one was written since.
+            # A buried member's heartbeat was erased once: if it exists, it was written since.
             back = [beat.holder for beat in beats.values() if beat.holder in self._dead]
             self._returned += back
             for holder in back:
@@ -453,11 +459,11 @@ class Membership:
     def bury(self, names: Iterable[str]) -> None:
         """Remove members that are known to be dead, though their heartbeats have not expired.
 
-        The caller then assigns the lanes anew. A new process of such a name is another member: if
-        its first heartbeat is erased here, it writes the next.
+        The caller then assigns the lanes anew. A new process with the same name is another member:
+        if its first heartbeat is erased here, it writes another one.
         """
         gone = list(names)
-        # What they ran would count as in flight until their heartbeats expire.
+        # Otherwise the runs of dead members would count as in flight until their heartbeats expire.
         self._store.erase(MEMBERS, (self.key,), gone)
         for name in gone:
             beat = self.beats.pop(name, None)
@@ -468,7 +474,7 @@ class Membership:
         self._others = [name for name in self._others if name in self.beats]
 
     def take_returned(self) -> list[str]:
-        """Holders that were buried and have written heartbeats since, each once: they live."""
+        """Holders that were buried and have written heartbeats since, so live; each once."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -479,7 +485,7 @@ class Membership:
     def ranks(
         self, lanes: Sequence[int], now_ms: int, *, bands: int = 1, filled: int | None = None
     ) -> dict[int, int]:
-        """This member's place in line for each lane; 0 is the one that should read it.
+        """This member's place in line for each lane; the member at place 0 should read the lane.
 
         A member has all bands of an index, so that it has a lane of every band.
 
@@ -487,8 +493,8 @@ class Membership:
             lanes: All lanes of the queue, in their order.
             now_ms: Epoch milliseconds.
             bands: The queue's bands.
-            filled: How many lanes of a band producers fill; None: all. These are shared among the
-                members apart from the others, which are quiet or not filled yet.
+            filled: How many lanes of a band producers fill; None for all. These lanes are shared
+                among the members apart from the other lanes, which are quiet or not filled yet.
         """
         ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
         return {lane: order.index(self.member) for lane, order in ranked.items()}
@@ -517,7 +523,8 @@ class Membership:
         return ranked
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
-        # Called at each look, and the same until members change: a hash for each lane and member.
+        # Keep the rankings: each look asks for them, they cost a hash for each lane and member, and
+        # they stay the same until members change.
         of, ranked = self._ranked
         if of != members or len(ranked) > _RANKED_MAX:
             ranked = {}

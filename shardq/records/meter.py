@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 NAMES_MAX = 500
-"""Names of queues or of tasks that are counted apart; later ones are counted as `OTHER`."""
+"""How many names of queues, or of tasks, are counted apart; later names are counted as `OTHER`."""
 OTHER = "other"
 BOUNDS_US = tuple(
     round(seconds * 1e6)
@@ -34,9 +34,9 @@ BOUNDS_US = tuple(
         *(1, 2.5, 5, 10, 30, 60, 300, 1_800, 3_600),
     )
 )
-"""Upper bounds of the buckets of times, inclusive; a last bucket has what is above them."""
+"""Upper bounds of the buckets of times, inclusive; a last bucket has all longer times."""
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
-"""Upper bounds of the buckets of batches, in calls."""
+"""Upper bounds of the buckets of batch sizes, in calls."""
 RUN, LATE, STORE, HTTP, BATCH, ERRORS = "run", "late", "store", "http", "batch", "errors"
 _MANY = 20
 _VERBS = (
@@ -46,22 +46,23 @@ _VERBS = (
     *("note", "notes", "notes_of", "erase", "records", "write_records"),
     *("record", "recorded"),
 )
-"""Calls of a store that are timed: `indexed`, `shards` and `history` return before they read."""
+"""The store's methods that are timed. `indexed`, `shards` and `history` are not: they return before
+they read."""
 
 Labels: TypeAlias = tuple[str, ...]
 Counted: TypeAlias = dict[str, list[tuple[list[str], list[float]]]]
-"""What is measured -> its labels, and its buckets followed by the sum of all values, in
-microseconds; the sum alone if there are no buckets."""
+"""Kind of measure -> its labels, and its buckets followed by the sum of all values, in
+microseconds; only the sum if there are no buckets."""
 
 
 class Known:
-    """The first 500 names of one kind; all others are `other`. From any thread."""
+    """The first 500 names of one kind; all other names become `other`. From any thread."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     def name(self, name: str) -> str:
-        """The name itself if it is among the first, else `other`.
+        """The name itself if it is among the first 500, else `other`.
 
         >>> known = Known()
         >>> [known.name(f"queue-{number}") for number in range(502)][-3:]
@@ -79,7 +80,7 @@ class Meter:
     """The counts of one connection of this process. From any thread.
 
     Attributes:
-        is_on: True if something is to be measured.
+        is_on: True if the meter measures.
         queues: Names of queues that are counted apart.
         tasks: Names of tasks that are counted apart.
         gauges: Name of a metric -> returns its value now.
@@ -94,9 +95,9 @@ class Meter:
         self._counts: dict[tuple[str, Labels], list[float]] = {}
         self._lock = locks.new()
         self._calls: dict[int, int] = {}
-        """Thread -> when it began to wait for the store, time since boot."""
+        """Thread -> when its present wait for the store began, time since boot."""
         self._ended: dict[int, int] = {}
-        """Thread -> when the store answered it last, time since boot."""
+        """Thread -> when the store last answered the thread, time since boot."""
         locks.in_child(self, Meter._begin_child)
 
     def turn_on(self, store: Store, clock: Clock) -> None:
@@ -104,7 +105,7 @@ class Meter:
 
         Args:
             store: The store whose calls are timed.
-            clock: The clock that times them.
+            clock: The clock that times the calls.
         """
         self.is_on = True
         self.time_store(store, clock)
@@ -116,7 +117,8 @@ class Meter:
                 return
             self._has_store = True
         for verb in _VERBS:
-            # In the store's own place: all parts of the connection have it already.
+            # Replace the methods of the store itself, as all parts of the connection have it
+            # already.
             setattr(store, verb, self._timed(verb, getattr(store, verb), clock))
 
     def observe(
@@ -126,7 +128,7 @@ class Meter:
 
         Args:
             what: What was measured.
-            labels: Its labels.
+            labels: The labels of the measure.
             values: Microseconds, or calls.
             bounds: The upper bounds of the buckets, always the same for one kind.
         """
@@ -139,7 +141,7 @@ class Meter:
                 for value in values:
                     counts[bisect_left(bounds, value)] += 1
                 return
-            # In a large batch each value costs a tenth of that.
+            # For a large batch this takes a tenth of the time for each value.
             ordered, before = sorted(values), 0
             for place, bound in enumerate(bounds):
                 until = bisect_right(ordered, bound)
@@ -179,7 +181,7 @@ class Meter:
 
         def timed(*args: Any, **named: Any) -> Any:
             begun_us, me = clock.boot_us(), threading.get_ident()
-            # A verb may use another one of the store: the outer call counts, and it alone.
+            # A method may call another one of the store: only the outer call counts.
             if me in calls:
                 return call(*args, **named)
             calls[me] = begun_us
@@ -202,7 +204,7 @@ class Meter:
 
 
 def merged(*parts: Counted) -> Counted:
-    """The sum of what several processes have counted.
+    """The sum of the counts of several processes.
 
     >>> merged({"errors": [(["StoreTimeout"], [2])]}, {"errors": [(["StoreTimeout"], [1])]})
     {'errors': [(['StoreTimeout'], [3])]}

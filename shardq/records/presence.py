@@ -11,7 +11,7 @@ file knows that the other is dead. A file that is locked, missing or unreadable 
 frozen process keeps its lock. If files or locks are not available, leases decide alone.
 
 A process that closes a file, by any descriptor, loses its locks on it. So shardq never opens the
-files of its own members a second time, and each member renews its lock, in case other code has.
+files of its own members a second time, and each member renews its lock, in case other code did.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ _EVERY_US = 100_000
 _TEND_EVERY_US = 60_000_000
 """How often a member marks its file as in use, and removes files of the dead."""
 _SCAN_EVERY_US = 30_000_000
-"""Members of one process look for files of the dead by turns, no sooner than this."""
+"""The members of one process take turns in looking for files of the dead, no more often than
+this."""
 _LEFT_OVER_US = 180_000_000
-"""A free file that was marked this long ago is removed: a lease lasts a minute at most."""
+"""A file that is free and was last marked this long ago is removed: a lease lasts a minute at
+most."""
 _KNOWN_MAX = 1_000
-"""Dead members, and members that only seemed dead, that are remembered."""
+"""How many dead members, and how many that only seemed dead, are remembered."""
 _MAKE_TRIES = 3
 
 _own: dict[str, int] = {}
 """File name of each member of this process -> the descriptor."""
 _scanned_us: dict[Path, int] = {}
-"""Directory -> when this process last looked for files of the dead there, time since boot."""
+"""Directory -> when this process last looked there for files of dead members, time since boot."""
 
 
 class Presence:
     """The file of one member, and checks of other members' files.
 
     Args:
-        beside: The directory of these files; None: there are none.
+        beside: The directory of these files; None if there are no files.
         holder: The beginning of the locks of this member's leases, which no other member has.
     """
 
@@ -77,7 +79,7 @@ class Presence:
         locks.in_child(self, Presence._begin_child)
 
     def keep(self) -> None:
-        """Lock the own file, before the first lease and then every 0.1 s."""
+        """Lock this member's file, before the first lease and then every 0.1 s."""
         now_us = self._clock.boot_us()
         if self._beside is None or not _is_over(self._kept_us, _EVERY_US, now_us):
             return
@@ -93,7 +95,7 @@ class Presence:
             self._tend(self._beside)
 
     def dead_of(self, holders: Mapping[str, str]) -> list[str]:
-        """The members that are dead, checked every 0.1 s; empty in between.
+        """The members that are dead. They are checked every 0.1 s; the list is empty in between.
 
         Args:
             holders: Member -> the beginning of the locks of its leases.
@@ -105,7 +107,7 @@ class Presence:
         return [member for member, holder in holders.items() if self.is_dead(holder)]
 
     def is_dead(self, holder: str) -> bool:
-        """True if the process of a member is known to have ended; 20 us."""
+        """True if the process of a member is known to have ended. The check takes 20 us."""
         if self._beside is None or not holder or holder in self._doubted:
             return False
         if holder in self._dead:
@@ -128,11 +130,11 @@ class Presence:
         _remember(self._doubted, holder)
 
     def leave(self) -> None:
-        """Remove the file, once no lease is held. Idempotent."""
+        """Remove this member's file, once it holds no lease. Idempotent."""
         close, self._close = self._close, None
         if close is None or self._beside is None:
             return
-        # Removed before the lock ends: another member would take a free file for a death.
+        # Remove the file before the lock ends: another member would take a free file for a death.
         with suppress(OSError):
             os.unlink(self._beside / self._name)
         close()
@@ -176,14 +178,15 @@ class Presence:
         )
 
     def _lock_again(self) -> None:
-        # The descriptor may be closed, and its number another file's: compare the files first.
+        # The descriptor may be closed, and its number may be that of another file: compare the
+        # files first.
         with suppress(OSError):
             fd = _own[self._name]
             if os.path.samestat(os.fstat(fd), os.stat(f"{self._beside}/{self._name}")):
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _tend(self, beside: Path) -> None:
-        """Mark the own file as in use, and remove old files of dead members."""
+        """Mark this member's file as in use, and remove old files of dead members."""
         with suppress(OSError):
             if self._name in _own:
                 os.utime(beside / self._name)
@@ -219,15 +222,15 @@ def _make_directory(beside: Path) -> None:
     with suppress(FileExistsError):
         os.mkdir(beside)
         with suppress(OSError):
-            # Every user that may make files beside the database may make one here.
+            # Every user that may make files beside the database may make files in this directory.
             os.chmod(beside, os.stat(beside.parent).st_mode & 0o7777)
     if not _is_directory(beside):
-        # The store refuses a link as it opens, so this one was made since.
+        # The store refuses a link when it opens, so this link was made since.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(beside))
 
 
 def _is_directory(beside: Path) -> bool:
-    """True if it is a directory, and no link to one."""
+    """True if the path is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(beside).st_mode)
     except OSError:
@@ -236,14 +239,14 @@ def _is_directory(beside: Path) -> bool:
 
 def _is_free(path: str) -> bool:
     """True if a file exists, can be read, and nobody has locked it."""
-    # Not blocking, as the name may be a pipe's.
+    # Open without blocking, as the name may be a pipe's.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags)
     except OSError:
         return False
     try:
-        # Shared, so that several members may check at once.
+        # Take a shared lock, so that several members may check at once.
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return stat.S_ISREG(os.fstat(fd).st_mode)
     except OSError:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_US = 3_000_000
-"""A purge holds once every member has reread the settings: 5 s at most, with a slow read."""
+"""How often a queue's record is reread. A purge holds once every member has reread it: after 5 s at
+most, with a slow read."""
 
 _TRIES = 20
 
@@ -45,7 +46,8 @@ _warned: set[tuple[str, str]] = set()
 """Store and text of each warning that this process has logged."""
 
 DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "group_lanes": 1, "bands": 1, "attempts": 10_000}
-"""Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
+"""The settings of a new dead-letter queue. Dead messages wait for people, so their shards are long:
+those of a year are found by 9,000 probes."""
 
 
 class Register:
@@ -53,12 +55,12 @@ class Register:
 
     Attributes:
         name: The queue's name.
-        settings: Its settings.
-        layout: Where its rows live.
-        signer: Makes and reads its receipts.
-        members_key: The name under which its members are stored.
-        totals_key: The name under which its totals are stored. The totals of a dropped queue of
-            this name are under another.
+        settings: The queue's settings.
+        layout: Where the queue's rows live.
+        signer: Makes and reads the queue's receipts.
+        members_key: The name under which the queue's members are stored.
+        totals_key: The name under which the queue's totals are stored. The totals of a dropped
+            queue of the same name are stored under another one.
     """
 
     def __init__(self, store: Store, clock: Clock, name: str, record: QueueRecord) -> None:
@@ -85,7 +87,7 @@ class Register:
         """The record of a queue, made if the queue does not exist.
 
         Args:
-            given: Settings asked for; if the queue exists, its stored ones hold.
+            given: Settings asked for; if the queue exists, its stored settings hold.
             create: True to make the queue if it does not exist.
             defaults: Settings of a new queue that are not in `given`.
             is_clock_known: True if this clock has been checked against the offset.
@@ -93,11 +95,11 @@ class Register:
         Raises:
             BadName: If the name is outside its alphabet.
             BadSetting: If a setting is unknown, out of bounds, or fixed and not what the queue has.
-            UnknownQueue: If the queue does not exist and is not to be made.
+            UnknownQueue: If the queue does not exist, and `create` is False.
             ClockError: If this clock is further off than the queue's offset.
         """
         names.queue_name(name)
-        # Checked first: a bad setting is an error whatever the queue has.
+        # Check these first: a bad setting is an error whatever the queue has.
         settings.read_choices(given)
         record = stored_record(store, name)
         held = settings_in(record, name)
@@ -108,7 +110,7 @@ class Register:
             held = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
             check_dead(store, name, held.dead)
         if not is_clock_known:
-            # Checked before the queue is made, because its record holds this clock's time.
+            # Check the clock before the queue is made, because its record holds this clock's time.
             clock.check(held.offset_ms)
         for _ in range(_TRIES):
             if record is not None and settings_in(record, name) is not None:
@@ -155,27 +157,28 @@ class Register:
         return changed
 
     def take_in(self, record: QueueRecord) -> None:
-        """Take in a record that was read just now, together with those of other queues.
+        """Take in a record that was just read, together with the records of other queues.
 
         Raises:
-            StoreCorrupt: If it cannot be read.
+            StoreCorrupt: If the record cannot be read.
         """
         with self._lock:
             if record != self._record:
                 if type(record.version) is int and record.version <= self.version:
-                    # A plain read may lack this process's own last change. `refresh` tells.
+                    # A plain read may miss this process's own last change; `refresh` reads it.
                     return
                 self._adopt(record)
             self._read_us = self._clock.boot_us()
 
     def change(self, step: Callable[[Settings], list[Settings]]) -> None:
-        """Change the settings by compare-and-set, each try from the stored ones.
+        """Change the settings by compare-and-set, each try from the stored settings.
 
         Args:
-            step: Returns the settings to store, one after another; none for no change.
+            step: Given the stored settings, returns those to store, one after another; an empty
+                list for no change.
 
         Raises:
-            StoreUnavailable: If other processes keep changing them.
+            StoreUnavailable: If other processes keep changing the settings.
         """
         for _ in range(_TRIES):
             self.refresh(force=True)
@@ -189,7 +192,7 @@ class Register:
         )
 
     def use_band(self, band: int) -> None:
-        """Record that a row is about to be put into a band, which consumers poll from then on.
+        """Record that a row is about to be put into a band: consumers then poll the band.
 
         The first time costs a read and an LWT.
         """
@@ -207,10 +210,12 @@ class Register:
     def use_keys(self) -> None:
         """Record that a message is about to be put under a key.
 
-        The first time costs a read and an LWT, twice if there are dead messages: they keep keys.
+        The first time costs a read and an LWT; twice that if there is a dead-letter queue, as dead
+        messages keep their keys.
         """
         if not self.settings.keys_used:
-            # The dead-letter queue first: until this queue's is stored, the next put does both.
+            # Record it in the dead-letter queue first: until this queue's record is stored, the
+            # next put does both.
             dead = self.dead_if_made()
             if dead is not None and self.has_own_dead:
                 dead.use_keys()
@@ -234,7 +239,7 @@ class Register:
     def made_minute(self, lane: int) -> int:
         """The first minute in which a lane can have rows of this queue.
 
-        A seal of an earlier minute is of a dropped queue of this name.
+        A seal of an earlier minute is of a dropped queue of the same name.
         """
         layout = self.layout
         index = 0 if layout.is_of_groups(lane) else layout.index_of(lane)
@@ -250,8 +255,8 @@ class Register:
     def first_minute(self) -> int:
         """The first minute in which readers look for rows, whatever clocks were set to.
 
-        If a dropped queue of this name had minutes of another length, its earlier shards mean
-        nothing now. If they were as long, its rows are found and purged.
+        If a dropped queue of the same name had minutes of another length, its shards mean nothing
+        now. If its minutes had the same length, its rows are found and purged.
         """
         return self.made_minute(self.layout.first_lane) if self.layout.first_lane else 0
 
@@ -262,7 +267,7 @@ class Register:
         return 0 if is_first else self.made_minute(self.layout.first_lane)
 
     def is_former(self, row: Row) -> bool:
-        """True if a row is of a dropped queue of this name."""
+        """True if a row is of a dropped queue of the same name."""
         return row.entered_us < self.settings.former_until_us
 
     def is_purged(self, row: Row) -> bool:
@@ -273,7 +278,7 @@ class Register:
     def dead_name(self) -> str | None:
         """The name of this queue's dead-letter queue; None if its dead messages are not kept.
 
-        A dead-letter queue has none: its messages do not die.
+        A dead-letter queue has no such queue, because its messages do not die.
         """
         name = self.settings.dead
         if name == settings.OFF or names.is_dead_queue(self.name):
@@ -282,7 +287,7 @@ class Register:
 
     @property
     def has_own_dead(self) -> bool:
-        """True if the dead messages are in a queue of this queue's own, where they keep keys."""
+        """True if dead messages are in a queue of this queue's own, where they keep keys."""
         return self.dead_name == names.dead_queue(self.name)
 
     def dead(self) -> Register:
@@ -310,11 +315,11 @@ class Register:
         return None if name is None else self._others.get(name)
 
     def known(self, queue: str) -> Register:
-        """The record of this queue, or of one that it moves messages into; without a read."""
+        """The record of this queue, or of one into which it moves messages. Costs no read."""
         return self if queue == self.name else self._others[queue]
 
     def know(self, other: Register) -> None:
-        """Use this record of another queue, into which messages of this one are moved."""
+        """Keep the record of another queue, into which messages of this queue are moved."""
         self._others[other.name] = other
 
     def _kept_dead(self) -> str:
@@ -337,29 +342,31 @@ class Register:
                 choice: settings.said(place, getattr(self.settings, place))
                 for choice, place in stored.items()
             },
-            # The clock was checked when this queue was opened, which has the same offset.
+            # The clock was checked when this queue was opened, which has the same offset as its own
+            # dead letters.
             is_clock_known=self.has_own_dead,
         )
 
     def is_spent(self, attempts: int) -> bool:
-        """True if a message has had all its deliveries; a dead message never has."""
+        """True if a message has had all its deliveries. A dead message never has."""
         return attempts >= self.settings.attempts and not names.is_dead_queue(self.name)
 
     def layout_of(self, queue: str) -> Layout:
-        """Where rows of this queue, or of one that it moves messages into, live."""
+        """Where the rows of this queue live, or of a queue into which it moves messages."""
         return self.layout if queue == self.name else self._other(queue).layout
 
     def signer_of(self, queue: str) -> Signer:
-        """Makes the receipts of this queue, or of one that it moves messages into."""
+        """The maker of receipts of this queue, or of a queue into which it moves messages."""
         return self.known(queue).signer
 
     def settings_of(self, queue: str) -> Settings:
-        """The settings of this queue, or of one that it moves messages into."""
+        """The settings of this queue, or of a queue into which it moves messages."""
         if queue == self.name:
             return self.settings
         other = self._other(queue)
         if self.settings.history_ms or queue != names.dead_queue(self.name):
-            # Own dead letters have a history if this queue has one: else burials save this read.
+            # The queue's own dead letters have a history if this queue has one: without one,
+            # burials save this read.
             other.refresh()
         return other.settings
 
@@ -383,7 +390,7 @@ class Register:
             )
         read = Settings.from_json(record.settings, self.name)
         self.layout: Layout = settings.layout_of(read, self.name)
-        # Set last: a record that cannot be read is an error each time.
+        # Set these last, so that a record that cannot be read is an error each time.
         self.settings: Settings = read
         self._record = record
         self._read_us = self._clock.boot_us()
@@ -393,14 +400,14 @@ class Register:
         self.totals_key: str = _key(self.name, former_us)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
-        """Compare settings asked for with those of the queue, which hold.
+        """Compare settings asked for with those of the queue; the queue's settings hold.
 
-        If they differ, a warning is logged once. It is no error, because a deployment that changes
-        a setting starts new processes while old ones run.
+        If they differ, a warning is logged once. A difference is no error, because a deployment
+        that changes a setting starts new processes while old processes run.
 
         Raises:
-            BadSetting: If one is unknown, unreadable or out of bounds, or fixed at creation and
-                differs.
+            BadSetting: If a setting is unknown, unreadable or out of bounds, or fixed at creation
+                and different.
         """
         asked = replace(self.settings, **settings.read_choices(given))
         differing = []
@@ -432,10 +439,11 @@ def check_dead(store: Registers, name: str, dead: str) -> None:
 
     Args:
         name: The queue.
-        dead: Its setting.
+        dead: The queue's setting `dead`.
 
     Raises:
-        BadSetting: If it is the queue itself, or leads to it; or if this is a dead-letter queue.
+        BadSetting: If `dead` is the queue itself, or leads to it; or if `name` is a dead-letter
+            queue.
     """
     if not dead:
         return
@@ -455,7 +463,7 @@ def check_dead(store: Registers, name: str, dead: str) -> None:
 
 
 def stored_record(store: Registers, name: str) -> QueueRecord | None:
-    """A queue's record, by a SERIAL read; None if there is none."""
+    """A queue's record, by a SERIAL read; None if the queue has none."""
     return store.records(QUEUES, (), [name]).get(name)
 
 
@@ -473,12 +481,12 @@ def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
 
 @lru_cache(2_000)
 def _settings_of(text: str, name: str) -> Settings:
-    """Settings from their stored form; looks at all queues read the same ones again and again."""
+    """Settings from their stored form. Cached, as looks at all queues read the same forms often."""
     return Settings.from_json(text, name)
 
 
 def _key(name: str, life: int) -> str:
-    # No queue's name may have a '#', so no two queues share a key.
+    # No queue's name may have a '#', so no two queues share a name in the store.
     return f"{name}#{life}" if life else name
 
 
@@ -495,9 +503,9 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     """The record of a dropped queue that is made anew; its former messages stay purged.
 
     If minutes have another length, the same lanes would mean other shards, and an old seal could
-    hide every minute to come: the queue gets new lanes. Otherwise it keeps its lanes and reads them
-    all: purged rows are deleted as they come due, and messages that a process puts because it has
-    not read of the drop yet are delivered. Group lanes are new in any case.
+    hide every minute to come; so the queue gets new lanes. Otherwise the queue keeps its lanes and
+    reads all of them. Then purged rows are deleted when they come due, and messages are delivered
+    that a process puts because it has not read of the drop yet. Group lanes are new in any case.
     """
     before = Settings.from_json(dropped.settings, name)
     made_ms = chosen.lanes_made[0][1]
@@ -507,7 +515,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     covering = max(lanes_read, -(-len(former) // chosen.bands))
     if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
         lanes_read = covering
-        # A process that has not read of the drop yet puts as before, for 5 s.
+        # For 5 s a process that has not read of the drop yet puts as before.
         is_same = chosen.bands == before.bands
         bands_used = max(chosen.bands_used, before.bands_used) if is_same else settings.BANDS_MAX
     else:
@@ -521,15 +529,15 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         chosen,
         bands_used=bands_used,
         lanes_read=lanes_read,
-        # Made now: since the drop no row in them was to be delivered.
+        # The lanes count as made now: since the drop no row in them was to be delivered.
         lanes_made=((lanes_read, made_ms),),
         purged_before_us=before.purged_before_us,
-        # The ledger may have only a part of its former life.
+        # The ledger may have only a part of the dropped queue's history.
         history_from_ms=made_ms,
         first_lane=first_lane,
         first_group_lane=first_group_lane,
         former_until_us=before.purged_before_us,
-        # Rows and keys of its former life may still exist.
+        # Rows and keys of the dropped queue may still exist.
         keys_used=chosen.keys_used or before.keys_used,
         needs=max(chosen.needs, before.needs),
         unknown=before.unknown,

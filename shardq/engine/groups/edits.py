@@ -57,7 +57,7 @@ class Edits(Part):
             edits: Deliveries, each with its row after the edit.
 
         Returns:
-            Row id -> the row as other members have edited it; None: the row is gone.
+            Row id -> the row as other members have edited it; None if the row is gone.
         """
         there = {row.id: row for row in self._store.find([row.position for _, row in edits])}
         return {

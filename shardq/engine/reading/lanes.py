@@ -173,7 +173,7 @@ class Lanes(Part):
         return tuple((lane, name) for lane, (name, _) in sorted(self._given.items()))
 
     def may_give(self, lane: int) -> bool:
-        """True if this member reads a lane, and adopted it no later than half a second ago."""
+        """True if this member reads a lane, and did not adopt it within the last half second."""
         mine = self._memory.lanes.get(lane)
         since_ms = self._clock.now_ms() + _ADOPTED_MS - _SETTLED_MS
         return mine is not None and mine.adopted_until_ms <= since_ms
