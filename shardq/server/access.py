@@ -384,14 +384,14 @@ class Access:
 
     def _refresh(self, most_us: int) -> None:
         with self._lock:
-            # Of many threads that wait here, the first has read them.
+            # Many threads may wait here; the first one has reread the keys for all.
             if not self._is_old(most_us):
                 return
             at_us = self._clock.boot_us()
             damaged: dict[str, StoreCorrupt] = {}
             keys = {key.id: key for key in self.accounts.all_keys(damaged)}
             for key_id in damaged.keys() - self._damaged:
-                # This key alone is refused.
+                # Only the damaged key is refused; all others stay valid.
                 log.error("%s", damaged[key_id])
             self._damaged = set(damaged)
             self._has_accounts = bool(keys or damaged) or bool(self.accounts.all_accounts())

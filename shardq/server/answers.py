@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 LASTS_US = 1_000_000
 SHARE = 10
-"""Reads of one answer take at most one part in so many of the time, even slow ones."""
+"""Reads of one answer take at most one tenth of the time, even slow ones."""
 _SHARE_MAX_US = 1_500_000
 """But no answer of one queue is older."""
 READERS = 2
 """Queues that are read at once: fewer than the threads for long calls, and so few that the event
 loop still gets the interpreter's lock."""
 _KEPT_MAX = 5_000
-"""Answers that are kept; the one asked for longest ago is dropped first."""
+"""The most answers that are kept; the one asked for longest ago is dropped first."""
 
 
 @dataclass(slots=True)

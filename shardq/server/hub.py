@@ -91,7 +91,7 @@ class CallLine(Generic[T, R]):
         done: asyncio.Future[Sequence[R | Exception]] = asyncio.get_running_loop().create_future()
         self._line.append(_Calls(calls, size_bytes, done))
         if self._task is None:
-            # In no caller's context, because one batch has the calls of many.
+            # In an empty context, not that of one caller: a batch has the calls of many.
             self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         return await done
 
@@ -123,7 +123,7 @@ class CallLine(Generic[T, R]):
             return work.result()
         if isinstance(error, ShardqError):
             return [own_copy(error) for _ in calls]
-        # Also of what no code catches, so that no caller waits for ever.
+        # Errors that no code catches are answers too, so that no caller waits for ever.
         fault = error if isinstance(error, Exception) else RuntimeError(repr(error))
         return [fault] * len(calls)
 
@@ -188,7 +188,7 @@ class ServedQueue:
             StoreError: If the settings are old, and the store cannot be read.
         """
         register = self._opened._home.register
-        # What receives rereads them sooner.
+        # A queue that receives rereads its settings sooner.
         if register.age_us > _OLD_US:
             try:
                 await self._threads.call(register.refresh)

@@ -77,7 +77,7 @@ class SearchJobs(ServerJobs[Sought, SearchJob]):
             except StoreCorrupt as error:
                 job.passed_over[name] = str(error)
             except UnknownQueue:
-                # It was dropped meanwhile.
+                # The queue was dropped meanwhile.
                 pass
             job.done += 1
 

@@ -1,7 +1,7 @@
 """The part of a view that its options and Spark's pushed filters ask for.
 
-Bounds only say what need not be read. Spark judges every filter again, so that a bound may be wide,
-never narrow.
+Bounds only exclude rows that need not be read. Spark applies every filter again, so a bound may be
+too wide, but never too narrow.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def narrowed(bounds: Bounds, filters: Iterable[Filter], layout: Layout, *, time:
 
 
 def _values(one: Filter, value: Any) -> frozenset[Any] | None:
-    """The values that a filter lets pass; None where it does not list them."""
+    """The values that a filter lets pass; None if it does not list them."""
     if isinstance(one, (EqualTo, EqualNullSafe)):
         return frozenset((value,))
     return frozenset(value) - {None} if isinstance(one, In) else None

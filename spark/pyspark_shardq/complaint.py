@@ -6,7 +6,7 @@
                                ShardqError of the same kind ◄── translated()
 ```
 
-Which errors there are, `shardq.errors` says.
+The errors are those of `shardq.errors`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def translated() -> Iterator[None]:
 
 
 def read(error: Exception) -> ShardqError:
-    """The error that Spark's stands for."""
+    """The error of shardq behind an error of Spark."""
     from pyspark.errors import AnalysisException
 
     # What PySpark has no class for is Py4J's, after a line about its own call.

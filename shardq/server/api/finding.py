@@ -280,7 +280,7 @@ async def _each(
         except StoreCorrupt as error:
             made.passed_over[name] = str(error)
         except UnknownQueue:
-            # It was dropped meanwhile.
+            # The queue was dropped meanwhile.
             continue
     return made
 

@@ -194,7 +194,7 @@ def _answered(item: dict[str, Any], answer: Any) -> Put | Exception:
     """The answer to one put."""
     is_idempotent = str(item.get("key", "")).startswith(f"{_IDEMPOTENCY_KEY} ")
     if isinstance(answer, KeyTaken) and is_idempotent and answer.message is None:
-        # It was put within the last 24 hours, and has ended.
+        # The message was put within the last 24 hours, and has ended.
         return Put(id=item["id"])
     if isinstance(answer, Exception):
         return answer

@@ -28,7 +28,7 @@ _OLD_MS = 10_000
 _CHANGED_S = 5.0
 """How long a page waits, after an action, for a look that began since."""
 _MOMENT_US = 10_000
-"""Timers may be early by less."""
+"""A timer may fire this much too early."""
 _ONES_MAX = 200
 """Queues whose own observers are kept; the observer used longest ago is dropped."""
 

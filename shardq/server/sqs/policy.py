@@ -25,7 +25,7 @@ _STATEMENTS_MAX = 20
 _CACHED_MAX = 256
 """Policies that stay decoded: each has up to 20,480 characters, and is read by every request."""
 _PATTERN_STARS_MAX = 5
-"""Stars of a pattern: with many of them matching would be slow."""
+"""The most stars of a pattern, because a match with many stars is slow."""
 _ACCOUNT = re.compile(r"[0-9]{12}")
 _PRINCIPAL = re.compile(r"arn:aws:iam::([0-9]{12}):root")
 """The ARN of a whole account: the users and roles of AWS are unknown here."""

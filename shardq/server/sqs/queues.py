@@ -97,7 +97,7 @@ async def _make(
         await threads.call(lambda: directory.endpoints.remove(address, stored.made_ms))
         raise
     if address.name.endswith(FIFO):
-        # Else the first message would wait until consumers know its lane for groups.
+        # Announced now: otherwise the first message would wait until consumers know of groups.
         await served.call(lambda queue: queue._home.register.use_groups())
     await directory.open(address, stored)
     await call.site.record(call.caller, "sqs", What.CREATE, address.name)
@@ -281,7 +281,7 @@ async def purge_queue(call: ActionCall, given: shapes.OfQueue) -> None:
             )
 
     await call.directory.change(opened, check)
-    # Noted once it is done: a purge that fails may be repeated at once.
+    # The time is noted after the purge, so that a failed purge may be repeated at once.
     await opened.served.queue.purge()
     opened.changed()
     await call.directory.change(opened, lambda before: replace(before, purged_ms=now_ms))
@@ -292,7 +292,7 @@ async def delete_queue(call: ActionCall, given: shapes.OfQueue) -> None:
     """Delete a queue with all its messages."""
     opened = await call.queue(given.queue_url)
     address, made_ms = opened.address, opened.endpoint.made_ms
-    # The endpoint last: what fails before that can be repeated.
+    # The endpoint is removed last, so that a failed delete can be repeated.
     await opened.served.queue.drop()
     await call.site.threads.call(lambda: call.directory.endpoints.remove(address, made_ms))
     call.directory.forget(address)

@@ -118,7 +118,7 @@ def balance(ledger: DataFrame, rows: DataFrame) -> DataFrame:
 def balance_expected(
     ledger: DataFrame, rows: DataFrame, expected: DataFrame, *, key: str = "id"
 ) -> DataFrame:
-    """As `balance`, but by message id, with a frame of the ids that were to be put.
+    """The same as `balance`, but by message id, with a frame of the ids that were to be put.
 
     Each id is to be delivered once. A message that died or was cancelled may be put again, which
     does not count as twice. A stored or ended message that is not expected is `unknown`.
