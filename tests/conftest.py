@@ -217,7 +217,7 @@ def spark(shared: Path, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
         master="local[2,4]",
         **{
             "spark.sql.shuffle.partitions": 4,
-            # By night some of it is measured, and may take the time to be compiled well.
+            # The nightly tests measure Spark: only there is its code compiled for speed.
             "spark.driver.extraJavaOptions": ""
             if pytestconfig.option.nightly
             else " ".join(_JAVA_FLAGS),

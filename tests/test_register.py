@@ -112,7 +112,7 @@ def test_keys_are_told_to_other_processes_once(stage: Stage) -> None:
     for _ in range(100):
         register.use_keys()
     assert (calls["records queues"], calls["write_records queues"]) == before
-    # Who has not read of it writes nothing either.
+    # A process that has not read yet that keys are used finds that out, and writes nothing.
     queue._home.register.use_keys()
     assert calls["write_records queues"] == before[1]
     assert queue.settings.keys_used

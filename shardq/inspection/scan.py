@@ -211,12 +211,12 @@ def tallies(
 
 
 def tallies_of(store: Store, wanted: Slice, minutes: range) -> Iterator[Mapping[Shard, Tally]]:
-    """How many rows the indexed shards of one queue have, part by part.
+    """Count the rows of one queue's shards; yields the counts of some shards at a time.
 
     Args:
         store: The store.
-        wanted: The rows to count, without the minutes.
-        minutes: The minutes.
+        wanted: The queue, the lanes and the dues of the rows to count; its minutes are not used.
+        minutes: The minutes whose shards are counted.
     """
     if store.is_local:
         # In a local store a range is one read, however many shards it contains.

@@ -245,10 +245,12 @@ class KeyChanges:
         return self._runs_on(key, keyrow.doomed(str(key.message)))
 
     def unfollow(self, key: KeyRow) -> Change:
-        """Cancel a message that follows a running one; the running one gets its name back.
+        """Cancel a message that waits behind a running message of the same key.
+
+        The running message has the key alone again.
 
         Args:
-            key: The key's row of the running message, `KeyRow.behind`.
+            key: The row of the key, as it was before the second message was put (`KeyRow.behind`).
         """
         return self._runs_on(key, keyrow.followed(key))
 

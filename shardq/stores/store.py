@@ -465,7 +465,7 @@ class Rows(Protocol):
         """
 
     def occupied_queues(self, wanted: Sequence[Slice]) -> set[str]:
-        """The queues of slices of many queues that have a row or note in one of their slices.
+        """The queues that have a row or a note in one of these slices.
 
         Cassandra: one read for all slices of the same minutes. It covers the dues of all of them,
         so a queue may be named for a row due shortly before or after its own slice.

@@ -409,7 +409,7 @@ def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unf
 
 
 def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
-    """The first loss of a value that is read back as its own type."""
+    """The first field of a value that differs after the value was stored as JSON and read back."""
     if given == back or _is_same_moment(given, back):
         return None
     names = field_names(given)

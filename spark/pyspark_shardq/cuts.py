@@ -67,7 +67,10 @@ class ReadPiece(NamedTuple):
     rows: int = 0
 
     def slice(self, queue: str, limit: int, purpose: str) -> Slice:
-        """The slice to read first. Where the piece is cut by birth, it returns a few more rows."""
+        """The slice of the piece to read first.
+
+        A piece may begin at the birth of a row: then the slice contains a few rows born before.
+        """
         after_ms, after_id = self.after_ms, None
         if self.from_us is not None:
             # Stores order ids of one microsecond each in their own way: begin with the one before.
