@@ -719,10 +719,10 @@ class Queue(Scheduled):
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages the queue has.
 
-        Stored rows are counted: all that are due, and the next 20,000 that wait, on Cassandra those
-        of an hour. The totals give the number of the others. Totals are up to 2 s behind; after a
-        crash they may miss 2 s of counts until a consumer or `check_all` mends them. The number in
-        flight comes from the consumers, every 3 s.
+        Stored rows are counted near now: all due rows, and of the waiting rows the next 20,000
+        (SQLite) or those of the next hour (Cassandra). Totals give the number of later rows.
+        Totals are up to 2 s behind; after a crash they may miss 2 s of counts until a consumer or
+        `check_all` mends them. The number in flight comes from the consumers, every 3 s.
 
         Args:
             exact: True to count every row instead, which reads the whole queue.
@@ -883,8 +883,7 @@ class Queue(Scheduled):
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
         self.schedules._home.drop()
-        # Otherwise the receiver would share the lanes of a queue that is made again with the
-        # receiver of that queue.
+        # If a queue is made again under this name, its receiver must not find this one beside it.
         self._receiver.drop()
 
     def redrive(

@@ -535,9 +535,9 @@ class Case:
                     yield Spent(written.at_us, row_id, self._claim_of(written))
 
     def _is_extended(self, written: Written, had: set[bytes]) -> bool:
-        """True if a caller has this claim, or the claim of which this is an extension.
+        """True if a claim, or an earlier claim that was extended to it, is held by a caller.
 
-        After a snooze or a retry a claim is another one, even with the same number.
+        A claim after a snooze or a retry is no extension, even if it has the same number.
         """
         at: Written | None = written
         while at is not None and at.row.claim is not None:

@@ -96,8 +96,8 @@ class Ready:
             if row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                # A shared row was moved to a new due, and has waited for longer. Inlined, as this
-                # runs for each row.
+                # A row that another member shared has a new due, and has waited since `since_ms`.
+                # `Row.wanted_ms` is written out here, as a call for each row would cost too much.
                 at_ms = row.due_ms
                 if row.since_ms is not None:
                     at_ms, is_given = row.since_ms, True

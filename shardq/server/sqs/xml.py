@@ -177,5 +177,5 @@ def _element(action: str, name: str, value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    # A bare CR would be read as a line feed. No message has other characters that XML lacks.
+    # XML has no control characters; a reader would take a bare CR for a line feed.
     return escape(CONTROL.sub("\ufffd", value), {"\r": "&#13;", '"': "&quot;"})

@@ -66,7 +66,7 @@ class Bare:
         self._drained = 0
 
     def near(self, rows: Sequence[Row]) -> list[list[tuple[Any, ...]]]:
-        """The values of rows, in full batches of one shard each."""
+        """The values of rows, in batches of one shard each, as large as the store sends them."""
         by_shard: dict[Shard, list[tuple[Any, ...]]] = {}
         for row in rows:
             by_shard.setdefault(row.shard, []).append(_values(row))

@@ -138,7 +138,7 @@ class Report(JobOutcome):
 
     @property
     def found(self) -> int:
-        """The messages among them that an earlier try has scheduled."""
+        """The number of scheduled messages that an earlier try of this run had scheduled."""
         return self.tally.found
 
     @property
