@@ -56,10 +56,12 @@ __all__ = [
     "Fire",
     "Firing",
     "Found",
+    "GroupOptions",
     "Item",
     "KeyTaken",
     "LaneView",
     "Lateness",
+    "Limited",
     "MemberView",
     "Message",
     "Misfit",
@@ -104,13 +106,14 @@ __all__ = [
 if TYPE_CHECKING:
     from shardq.connection import Connection, connect, init
     from shardq.consumer import Consumer, run
-    from shardq.engine.handing.outcome import Bury, Retry, Snooze
+    from shardq.engine.handing.outcome import Bury, Limited, Retry, Snooze
     from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State, Where
     from shardq.lifecycle.batch import Item
     from shardq.lifecycle.keyed import Answer, Snapshot
+    from shardq.model.limits import GroupOptions
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -132,13 +135,14 @@ else:
     _ROOMS = {
         "connection": ("Connection", "connect", "init"),
         "consumer": ("Consumer", "run"),
-        "engine.handing.outcome": ("Bury", "Retry", "Snooze"),
+        "engine.handing.outcome": ("Bury", "Limited", "Retry", "Snooze"),
         "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind"),
         "inspection.census": ("Check",),
         "inspection.depth": ("Depth",),
         "inspection.state": ("Found", "State", "Where"),
         "lifecycle.keyed": ("Answer", "Snapshot"),
         "lifecycle.batch": ("Item",),
+        "model.limits": ("GroupOptions",),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),
         "model.times": ("Due", "Duration"),

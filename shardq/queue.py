@@ -37,6 +37,7 @@ from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
 from shardq.model import names, settings
+from shardq.model.limits import with_pause, with_rule
 from shardq.model.message import Message, died_in
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from shardq.inspection.state import Found, State
     from shardq.lifecycle.batch import Item
     from shardq.lifecycle.home import Home, QueueHome
+    from shardq.model.limits import GroupOptions
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -138,6 +140,7 @@ class Queue(Scheduled):
         *,
         due: Due | None = None,
         delay: Duration | None = None,
+        spread: Duration | None = None,
         priority: int = 0,
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -157,6 +160,9 @@ class Queue(Scheduled):
                 past means now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
                 Without either, the queue's `delay`.
+            spread: How much later it may be due: at the first time within this tolerance for which
+                the `budget` of the queue's `limits` has room, else at the end of the tolerance.
+                Without a budget at random within the tolerance.
             priority: 0 is first; below the queue's `bands`.
             group: Messages of one group are delivered one at a time, in order of their due.
             headers: Names and texts that travel with the body. The body and the headers as JSON
@@ -192,6 +198,7 @@ class Queue(Scheduled):
             body,
             due=due,
             delay=delay,
+            spread=spread,
             priority=priority,
             group=group,
             headers=headers,
@@ -842,13 +849,42 @@ class Queue(Scheduled):
             if dead is not None:
                 dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
-    def pause(self) -> None:
-        """Stop deliveries; every process follows within 5 s. Messages can still be put."""
-        self._home.register.change(lambda now: [replace(now, paused=True)])
+    def limit(self, groups: str, **options: Unpack[GroupOptions]) -> None:
+        """Set the limits of groups, in place of those that they had; every process follows in 5 s.
 
-    def resume(self) -> None:
-        """Deliver again; messages that came due meanwhile come first."""
-        self._home.register.change(lambda now: [replace(now, paused=False)])
+        Args:
+            groups: The name of a group, or the beginning of names and a `*`; `*`: each group that
+                no other rule names.
+            **options: The limits; without any the rule is removed.
+
+        Raises:
+            BadSetting: If a limit is unknown, out of bounds, or contradicts another.
+        """
+        self._home.register.change(
+            lambda now: [replace(now, group_limits=with_rule(now.group_limits, groups, options))]
+        )
+
+    def pause(self, group: str | None = None) -> None:
+        """Stop deliveries; every process follows within 5 s. Messages can still be put.
+
+        Args:
+            group: Only those of a group, or of groups whose names begin with a text before a `*`.
+
+        Raises:
+            BadSetting: If that is no name or beginning of names.
+        """
+        self._home.register.change(lambda now: [_paused(now, group, paused=True)])
+
+    def resume(self, group: str | None = None) -> None:
+        """Deliver again; messages that came due meanwhile come first.
+
+        Args:
+            group: As `pause` was given it.
+
+        Raises:
+            BadSetting: If nothing was paused by that name.
+        """
+        self._home.register.change(lambda now: [_paused(now, group, paused=False)])
 
     def purge(self) -> None:
         """Delete all messages that have entered the queue until now.
@@ -1074,6 +1110,12 @@ class Queue(Scheduled):
     def _rows(self) -> Iterator[list[Row]]:
         """All rows of the queue, oldest minute first, in pages."""
         return self._census.pages()
+
+
+def _paused(now: settings.Settings, group: str | None, *, paused: bool) -> settings.Settings:
+    if group is None:
+        return replace(now, paused=paused)
+    return replace(now, group_limits=with_pause(now.group_limits, group, paused=paused))
 
 
 def _check_one(*given: object) -> None:

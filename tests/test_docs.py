@@ -298,7 +298,9 @@ def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> No
     wanted = {}
     for name, choice in settings.CHOICES.items():
         stored, bounds = choice.stored, choice.bounds
-        words = "a queue, off" if stored == "dead" else "no, yes"
+        words = {"dead": "a queue, off", "keyed": "no, yes"}.get(
+            stored, choice.form.replace("|", ", ")
+        )
         said = " to ".join(settings.said(stored, one) for one in bounds) if bounds else words
         default = settings.text_of(settings.create({}, 0), name)
         words_of = {

@@ -1,163 +1,560 @@
-"""Time limits of functions that cannot be stopped."""
+"""Limits of groups: places, rates, tiers, and turns among groups, through the face."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from functools import partial
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.tasks import limits
-from shardq.tasks.limits import LimitWatch
-from shardq.testing import ManualClock
+from shardq import Consumer, Limited, Message, Retry
+from shardq.errors import BadSetting, StoreCorrupt
+from shardq.model.limits import Bucket, read_groups, read_rate, read_rates
+from shardq.model.settings import Settings
+from shardq.model.times import due_ms, moment_of
+from shardq.records.shares import divided
+from shardq.stores.tables import LIMITS, Change
+from shardq.testing import Recorder, Stage
 
-WAIT_S = 60
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(threaded=True)
-
-
-@pytest.fixture
-def watch(clock: ManualClock) -> Iterator[LimitWatch]:
-    made = LimitWatch(clock)
-    yield made
-    made.stop()
+    from shardq import Queue
 
 
-class Told:
-    """What was told, and by which thread."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.threads: set[str] = set()
-        self._news = threading.Condition()
-
-    def __call__(self, name: str) -> None:
-        with self._news:
-            self.names.append(name)
-            self.threads.add(threading.current_thread().name)
-            self._news.notify_all()
-
-    def wait_for(self, count: int) -> list[str]:
-        with self._news:
-            assert self._news.wait_for(lambda: len(self.names) >= count, WAIT_S)
-            return list(self.names)
+def put(queue: Queue, group: str, count: int, *, first: int = 0) -> None:
+    queue.put_many({"body": f"{group}{n}", "group": group} for n in range(first, first + count))
 
 
-def wait_until(is_so: object) -> None:
-    assert callable(is_so)
-    over = threading.Event()
-    for _ in range(10_000):
-        if is_so():
-            return
-        over.wait(0.002)
-    raise AssertionError("it did not come to that")
+def most_within(times_us: Sequence[int], span_us: int) -> int:
+    return max(sum(at <= other < at + span_us for other in times_us) for at in times_us)
 
 
-def test_each_limit_is_told_once_when_it_is_over_and_the_first_first(
-    clock: ManualClock, watch: LimitWatch
+# Places -------------------------------------------------------------------------------------------
+
+
+def test_a_group_has_as_many_deliveries_at_once_as_it_has_places(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 3})
+    put(queue, "a", 10)
+    put(queue, "b", 2)
+    first = queue.receive(10)
+    assert Counter(message.group for message in first) == {"a": 3, "b": 2}
+    assert queue.receive(10) == []
+    queue.ack(next(message for message in first if message.group == "a"))
+    assert [message.group for message in queue.receive(10)] == ["a"]
+
+
+def test_a_retried_message_gives_its_place_back_and_is_delivered_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 5)
+
+    def fail(message: Message) -> None:
+        if message.attempt == 1 and message.text in ("a0", "a1"):
+            raise Retry("10s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["a0", "a1", "a2", "a3", "a4"]
+    stage.drain(queue, consumer)
+    assert sorted(seen.texts[5:]) == ["a0", "a1"]
+
+
+def test_a_place_is_free_again_when_the_time_of_a_claim_is_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 3)
+    assert len(queue.receive(10, visibility="30s")) == 2
+    stage.clock.advance(29)
+    assert queue.receive(10) == []
+    stage.clock.advance(2)
+    assert {message.text for message in queue.receive(10)} == {"a0", "a1"}
+
+
+def test_a_member_that_takes_a_lane_over_counts_the_claims_of_the_former_one(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 20)
+    held = queue.receive(10, visibility="10m")
+    stage.clock.advance(60)
+    other = stage.connect().queue("mail")
+    assert other.receive(10, wait="30s") == []
+    queue.ack(held[0])
+    assert len(other.receive(10, wait="30s")) == 1
+
+
+def test_one_receive_gets_no_more_of_a_group_than_its_places(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 20)
+    assert len(queue.receive(10, per_group=10)) == 2
+
+
+# Rates --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [1, 4])
+@pytest.mark.parametrize(("rate", "burst"), [("10/s", 1), ("10/s", 5), ("3/2s", 2)])
+def test_a_group_begins_no_more_than_its_rate_and_burst_allow(
+    stage: Stage, rate: str, burst: int, places: int
 ) -> None:
-    told = Told()
-    for name, seconds in (("c", 30.0), ("a", 10.0), ("b", 20.0)):
-        watch.begin(seconds, partial(told, name))
-    clock.advance(9.9)
-    assert told.names == []
-    clock.advance(0.2)
-    assert told.wait_for(1) == ["a"]
-    clock.advance(30)
-    assert told.wait_for(3) == ["a", "b", "c"]
-    assert told.threads == {"shardq-limits"}
+    limits = {"rate": rate, "burst": burst, "places": places}
+    queue = stage.connect().queue("mail", groups=limits)
+    put(queue, "a", 300)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=20)
+    every_us = read_rate(rate).interval_us
+    for span_us in (every_us, 5 * every_us, 20 * every_us):
+        assert most_within(seen.at_us, int(span_us)) <= span_us / every_us + burst
+    assert len(seen.at_us) >= 0.95 * (seen.at_us[-1] - seen.at_us[0]) / every_us
 
 
-def test_one_that_has_ended_is_not_told(clock: ManualClock, watch: LimitWatch) -> None:
-    told = Told()
-    first, second = (watch.begin(10, partial(told, name)) for name in "ab")
-    first.end()
-    first.end()
-    clock.advance(11)
-    assert told.wait_for(1) == ["b"]
-    # Too late: it was told.
-    second.end()
-    assert told.names == ["b"]
+def test_callers_of_receive_keep_the_rate_together(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "2/s", "places": 100})
+    put(queue, "a", 100)
+    at_us: list[int] = []
+    until_us = stage.clock.boot_us() + 20_000_000
+    while stage.clock.boot_us() < until_us:
+        at_us += [stage.clock.boot_us()] * len(queue.receive(10, wait="1s"))
+    assert most_within(at_us, 10_000_000) <= 21
+    assert len(at_us) >= 36
 
 
-def test_a_shorter_limit_that_comes_later_is_told_in_time() -> None:
-    # By the real clock, whose wait ends by a notice alone.
-    watch, told = LimitWatch(), Told()
-    watch.begin(10_000, partial(told, "long"))
-    watch.begin(0.01, partial(told, "short"))
-    assert told.wait_for(1) == ["short"]
-    watch.stop()
+def test_after_a_rest_a_burst_begins_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "1/s", "burst": 5})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "a", 1)
+    stage.drive(consumer, seconds=60)
+    put(queue, "a", 10)
+    stage.drive(consumer, seconds=0.5)
+    assert len(seen.texts) == 1 + 5
 
 
-def test_what_raises_when_it_is_told_ends_no_other_s_limit(
-    clock: ManualClock, watch: LimitWatch, monkeypatch: pytest.MonkeyPatch
+def test_the_tokens_of_a_group_without_messages_are_remembered(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "1/m", "burst": 2})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    for minute in range(1, 6):
+        put(queue, "a", 10, first=10 * minute)
+        stage.drive(consumer, seconds=60)
+        for message in queue.receive(100):
+            queue.ack(message)
+    assert most_within(seen.at_us, 60_000_000) <= 3
+
+
+def test_several_rates_hold_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": ["10/s", "20/m"]})
+    put(queue, "a", 300)
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=180)
+    assert most_within(seen.at_us, 1_000_000) <= 11
+    assert most_within(seen.at_us, 60_000_000) <= 40
+    assert len(seen.at_us) >= 55
+
+
+def test_a_new_owner_of_a_lane_begins_with_no_tokens(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "1/s", "burst": 10})
+    put(queue, "a", 100)
+    seen = Recorder(stage.clock)
+    for _ in range(4):
+        with stage.connect() as db:
+            consumer = Consumer(db.queue("mail"), seen)
+            stage.drive(consumer, seconds=8)
+            consumer.close()
+    assert most_within(seen.at_us, 10_000_000) <= 20
+    assert len(seen.at_us) <= 33
+
+
+def test_a_group_that_waits_for_its_rate_delays_no_other(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, groups={"slow*": {"rate": "1/h"}})
+    put(queue, "slow", 2_000)
+    put(queue, "quick", 50)
+    queue.put("plain")
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=3)
+    assert len([text for text in seen.texts if text.startswith("quick")]) == 50
+    assert "plain" in seen.texts
+    assert len(seen.texts) == 51
+
+
+# Turns --------------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_one_group_delays_itself(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 10})
+    put(queue, "a", 500)
+    stage.clock.advance(1)
+    put(queue, "b", 10)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    turns = [text[0] for text in seen.texts]
+    assert turns.count("b") == 10
+    last = max(place for place, name in enumerate(turns) if name == "b")
+    assert last - turns.index("b") <= 20
+
+
+def test_groups_share_by_their_tiers(stage: Stage) -> None:
+    limits = {"places": 10, "vip": {"places": 10, "tier": 3}}
+    queue = stage.connect().queue("mail", groups=limits)
+    put(queue, "vip", 400)
+    put(queue, "norm", 400)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    names = [text.rstrip("0123456789") for text in seen.texts]
+    first = Counter(names[20:420])
+    assert first["vip"] == pytest.approx(300, rel=0.05)
+
+
+def test_priority_decides_among_the_heads_of_a_group_without_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 50})
+    put(queue, "a", 20)
+    queue.put("first", group="a", priority=0)
+    for number in range(20):
+        queue.put(f"late{number}", group="a", priority=2)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    late = [place for place, text in enumerate(seen.texts) if text.startswith("late")]
+    assert min(late) >= 20
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_weighted_priorities_starve_none(stage: Stage, grouped: bool) -> None:
+    queue = stage.connect().queue("mail", priorities="weighted")
+    for priority in range(3):
+        queue.put_many(
+            {"body": f"{priority}", "priority": priority}
+            | ({"group": f"{priority} {number}"} if grouped else {})
+            for number in range(400)
+        )
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    first = Counter(seen.texts[:350])
+    assert [first[name] for name in "012"] == pytest.approx([200, 100, 50], abs=3)
+    assert len(seen.texts) == 1_200
+
+
+def test_priorities_are_strict_again_when_they_are_set_so(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=3, priorities="weighted")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    queue.alter(priorities="strict")
+    stage.drive(consumer, seconds=6)
+    for priority in (2, 1, 0):
+        queue.put_many({"body": f"{priority}", "priority": priority} for _ in range(50))
+    stage.drain(queue, consumer)
+    assert seen.texts == ["0"] * 50 + ["1"] * 50 + ["2"] * 50
+
+
+# Changes ------------------------------------------------------------------------------------------
+
+
+def test_limits_are_followed_while_consumers_run(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "1/h"})
+    put(queue, "a", 100)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=10)
+    assert not seen.texts
+    queue.alter(groups={"rate": "10/s"})
+    stage.drive(consumer, seconds=10)
+    assert 40 <= len(seen.texts) <= 101
+    queue.alter(groups="off")
+    stage.drain(queue, consumer)
+    assert seen.texts == [f"a{number}" for number in range(100)]
+
+
+def test_fewer_places_hold_as_soon_as_deliveries_have_ended(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 4})
+    put(queue, "a", 20)
+    held = queue.receive(10)
+    queue.alter(groups={"places": 2})
+    stage.clock.advance(6)
+    for message in held[:2]:
+        queue.ack(message)
+    assert queue.receive(10) == []
+    queue.ack(held[2])
+    assert len(queue.receive(10)) == 1
+
+
+def test_a_name_comes_before_the_longest_pattern_and_a_pattern_before_each() -> None:
+    limits = read_groups(
+        {"places": 2, "eu-*": {"places": 3}, "eu-7*": {"places": 4}, "eu-77": {"places": 5}}
+    )
+    found = {name: limits.of(name).places for name in ("us", "eu-1", "eu-71", "eu-77")}
+    assert found == {"us": 2, "eu-1": 3, "eu-71": 4, "eu-77": 5}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"places": 0},
+        {"places": True},
+        {"places": 1_001},
+        {"rate": "0/s"},
+        {"rate": "-1/s"},
+        {"rate": "ten a second"},
+        {"rate": "1/0s"},
+        {"rate": []},
+        {"rate": ["10/s", "20/s"]},
+        {"rate": ["10/s", "600/m"]},
+        {"burst": 3},
+        {"rate": "1/s", "burst": 0},
+        {"tier": 101},
+        {"pace": 3},
+        {"a*b": {"places": 2}},
+        {"vip": {"places": 2, "more": 1}},
+        {"": {"places": 2}},
+        {f"g{number}": {"places": 2} for number in range(1_001)},
+        "places=3",
+        3,
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_a_limit_that_makes_no_sense_is_refused_and_the_former_one_holds(
+    stage: Stage, given: object
 ) -> None:
-    raised: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", lambda given: raised.append(given.exc_type))
-    told = Told()
-    watch.begin(1, lambda: 1 // 0)
-    watch.begin(2, partial(told, "next"))
-    clock.advance(3)
-    assert told.wait_for(1) == ["next"]
-    assert raised == [ZeroDivisionError]
+    queue = stage.connect().queue("mail", groups={"places": 3})
+    with pytest.raises(BadSetting):
+        queue.alter(groups=given)  # type: ignore[arg-type]
+    assert queue.settings.group_limits == '{"places":3}'
 
 
-def test_without_limits_there_is_no_thread(clock: ManualClock, watch: LimitWatch) -> None:
-    assert watch._thread is None
-    watch.begin(10, print).end()
-    thread = watch._thread
-    assert thread is not None
-    for _ in range(200):
-        clock.advance(1)
-        thread.join(0.05)
-        if not thread.is_alive():
-            break
-    assert watch._thread is None
-    told = Told()
-    watch.begin(1, partial(told, "again"))
-    clock.advance(1)
-    assert told.wait_for(1) == ["again"]
+@pytest.mark.parametrize(
+    "stored", ['{"places":0}', "[]", "nonsense", '{"places": 3}', "[" * 10_000]
+)
+def test_damaged_limits_are_an_error_of_the_queue(stored: str) -> None:
+    text = Settings(group_limits='{"places":3}').to_json()
+    damaged = text.replace('"{\\"places\\":3}"', json.dumps(stored))
+    assert damaged != text
+    with pytest.raises(StoreCorrupt, match="settings of queue 'mail' are damaged"):
+        Settings.from_json(damaged, "mail")
 
 
-def test_one_that_finds_no_thread_is_not_watched_and_the_next_one_is(
-    clock: ManualClock, watch: LimitWatch, monkeypatch: pytest.MonkeyPatch
+def test_rates_are_read_as_people_write_them() -> None:
+    texts = ["10/s", "1,000/min", "5/90s", "1_000 / h", "1/d"]
+    assert [str(rate) for text in texts for rate in read_rates(text)] == [
+        "10/s", "1000/m", "5/90s", "1000/h", "1/d",
+    ]  # fmt: skip
+
+
+def test_a_bucket_never_gives_more_than_its_rates_in_any_window() -> None:
+    rates = ((read_rate("10/s"), 3), (read_rate("100/m"), 100))
+    bucket = Bucket(rates, 0)
+    taken = [at_us for at_us in range(0, 200_000_000, 7_001) if bucket.take(at_us)]
+    assert most_within(taken, 1_000_000) <= 13
+    assert most_within(taken, 60_000_000) <= 200
+    assert len(taken) >= 100 + 100 * 2
+
+
+# Held back ----------------------------------------------------------------------------------------
+
+
+def test_a_paused_group_is_held_back_and_no_other_until_it_is_resumed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    put(queue, "a", 5)
+    put(queue, "b", 5)
+    queue.pause(group="a*")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=300)
+    assert seen.texts == [f"b{number}" for number in range(5)]
+    queue.resume(group="a*")
+    stage.drain(queue, consumer)
+    assert seen.texts[5:] == [f"a{number}" for number in range(5)]
+
+
+def test_a_group_that_is_paused_while_it_is_delivered_stops(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "10/s"})
+    put(queue, "a", 200)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=2)
+    queue.pause(group="a")
+    stage.drive(consumer, seconds=6)
+    count = len(seen.texts)
+    assert count < 100
+    stage.drive(consumer, seconds=60)
+    assert len(seen.texts) == count
+
+
+def test_what_is_not_paused_cannot_be_resumed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.pause(group="a*")
+    with pytest.raises(BadSetting, match=r"'b' is not paused; paused groups: a\*"):
+        queue.resume(group="b")
+
+
+@pytest.mark.parametrize("places", [1, 5])
+@pytest.mark.parametrize("after", ["30s", 30, "30"])
+def test_a_limited_group_waits_as_a_whole_and_no_attempt_is_used(
+    stage: Stage, after: str | int, places: int
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    queue = stage.connect().queue("mail", groups={"places": places})
+    put(queue, "a", 40)
+    put(queue, "b", 5)
 
-    told = Told()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="start new thread"):
-            watch.begin(1, partial(told, "refused"))
-    watch.begin(1, partial(told, "next"))
-    clock.advance(1)
-    assert told.wait_for(1) == ["next"]
+    def refuse(message: Message) -> None:
+        if message.text == "a9" and seen.texts.count("a9") == 1:
+            raise Limited(after, "429 Too Many Requests")
 
-
-def test_what_has_ended_is_not_kept_until_its_limit(clock: ManualClock, watch: LimitWatch) -> None:
-    told = Told()
-    watch.begin(3_600, partial(told, "hour"))
-    for _ in range(20_000):
-        watch.begin(86_400, print).end()
-    assert len(watch._limits) <= 2 * limits._ENDED_MAX + 2
-    clock.advance(3_600)
-    assert told.wait_for(1) == ["hour"]
+    seen = Recorder(stage.clock, refuse)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=20)
+    assert Counter(text[0] for text in seen.texts)["b"] == 5
+    assert 10 <= Counter(text[0] for text in seen.texts)["a"] < 10 + places
+    begun_us = seen.at_us[seen.texts.index("a9")]
+    stage.drain(queue, consumer)
+    later = [at_us for at_us in seen.at_us if at_us > begun_us + 1_000_000]
+    assert min(later) >= begun_us + 30_000_000
+    assert [message.attempt for message in seen.messages if message.text == "a9"] == [1, 1]
 
 
-def test_a_watch_that_was_stopped_tells_nothing(clock: ManualClock, watch: LimitWatch) -> None:
-    told = Told()
-    watch.begin(1, partial(told, "a"))
-    thread = watch._thread
-    watch.stop()
-    watch.begin(1, partial(told, "b")).end()
-    assert thread is not None
-    thread.join(WAIT_S)
-    clock.advance(10)
-    assert told.names == []
-    assert watch._limits == []
-    wait_until(lambda: watch._thread is None)
+def test_a_new_owner_of_a_lane_keeps_a_limited_group_waiting(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 3})
+    put(queue, "a", 10)
+
+    def refuse(message: Message) -> None:
+        raise Limited("10m")
+
+    stage.drive(Consumer(queue, Recorder(stage.clock, refuse)), seconds=2)
+    stage.clock.advance(60)
+    seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(other, seconds=500)
+    assert len(seen.texts) == 0
+    stage.drain(queue, other)
+    assert len(seen.texts) == 10
+
+
+# Changed by rules ---------------------------------------------------------------------------------
+
+
+def test_a_rule_is_set_replaced_and_removed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    queue.limit("vip-*", places=5, tier=3)
+    queue.limit("vip-*", places=6)
+    queue.limit("*", rate="5/s")
+    assert json.loads(queue.settings.group_limits) == {"rate": "5/s", "vip-*": {"places": 6}}
+    queue.limit("vip-*")
+    queue.limit("*")
+    assert queue.settings.group_limits == ""
+
+
+def test_show_names_the_limit_for_which_a_message_waits(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2, "rate": "10/m"})
+    put(queue, "a", 10)
+    queue.receive(10)
+    last = queue.peek(20)[-1]
+    told = str(queue.state_of(last))
+    assert "waits for the limit of its group, 2 places, 10/m, behind 9 of its group" in told
+    queue.pause(group="a")
+    assert "groups 'a' of its queue are paused" in str(queue.state_of(last))
+
+
+# Limits of a queue --------------------------------------------------------------------------------
+
+
+def test_a_queue_begins_no_more_than_its_rate_over_all_its_consumers(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "10/s"})
+    put(queue, "a", 200)
+    queue.put_many({"body": f"{number}"} for number in range(400))
+    seen = Recorder(stage.clock)
+    consumers = [Consumer(stage.connect().queue("mail"), seen) for _ in range(3)]
+    stage.drive(*consumers, seconds=30)
+    for span_us in (100_000, 1_000_000, 10_000_000):
+        assert most_within(seen.at_us, span_us) <= span_us / 100_000 + 1
+    assert len(seen.at_us) >= 0.9 * 10 * 28
+
+
+def test_several_consumers_use_a_burst_together(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "10/s", "burst": 6})
+    queue.put_many({"body": f"{number}"} for number in range(400))
+    seen = Recorder(stage.clock)
+    consumers = [Consumer(stage.connect().queue("mail"), seen) for _ in range(3)]
+    stage.drive(*consumers, seconds=20)
+    for span_us in (100_000, 1_000_000, 10_000_000):
+        assert most_within(seen.at_us, span_us) <= span_us / 100_000 + 6
+    assert len(seen.at_us) >= 0.9 * 10 * 18
+
+
+def test_the_limit_of_a_queue_is_set_and_removed_while_it_runs(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "1/m"})
+    queue.put_many({"body": f"{number}"} for number in range(100))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=10)
+    assert not seen.texts
+    queue.alter(limits="off")
+    stage.drain(queue, consumer)
+    assert len(seen.texts) == 100
+
+
+def test_damaged_shares_are_taken_anew_when_the_former_ones_have_ended(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "10/s"})
+    queue.put_many({"body": f"{number}"} for number in range(300))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    key = queue._home.register.totals_key
+    store = queue._home.store
+    present = store.records(LIMITS, (key,), ["rate"])["rate"]
+    change = Change((key,), ("rate",), {"shares": present}, {"shares": "nonsense"})
+    assert not store.write_records(LIMITS, [change])
+    stage.drive(consumer, seconds=20)
+    assert most_within(seen.at_us, 1_000_000) <= 11
+    assert len(seen.at_us) >= 100
+
+
+@pytest.mark.parametrize("given", [{"running": 0}, {"rate": "0/s"}, {"burst": 2}, {"pace": 1}, 7])
+def test_a_limit_of_a_queue_that_makes_no_sense_is_refused(stage: Stage, given: object) -> None:
+    with pytest.raises(BadSetting):
+        stage.connect().queue("mail", limits=given)  # type: ignore[arg-type]
+
+
+def test_a_limit_is_divided_equally_and_nobody_gets_more_than_it_wants() -> None:
+    assert divided(20, {"a": 3, "b": 30, "c": 30}, 0) == {"a": 3, "b": 9, "c": 8}
+    turns = [divided(1, {"a": 1, "b": 1, "c": 1}, turn) for turn in range(60)]
+    assert all(sum(turn.values()) == 1 for turn in turns)
+    assert min(sum(turn[name] for turn in turns) for name in "abc") >= 10
+
+
+# Budgets ------------------------------------------------------------------------------------------
+
+
+def test_a_burst_is_spread_over_its_tolerance_by_the_budget_of_its_queue(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"budget": "60/m"})
+    other = stage.connect().queue("mail")
+    due = moment_of(stage.clock.now_ms() + 3_600_000 - stage.clock.now_ms() % 60_000)
+    items = ({"body": f"{n}", "due": due, "spread": "10m"} for n in range(150))
+    queue.put_many(items)
+    for number in range(150):
+        other.put(f"other {number}", due=due, spread="10m")
+    first_ms = due_ms(due)
+    dues_ms = sorted(message._row.due_ms - first_ms for message in queue.peek(500))
+    assert len(dues_ms) == 300
+    assert min(dues_ms) == 0
+    assert max(dues_ms) < 420_000
+    minutes = Counter(at_ms // 60_000 for at_ms in dues_ms)
+    assert max(minutes.values()) <= 60
+    assert most_within([1_000 * at_ms for at_ms in dues_ms], 2_000_000) <= 6
+
+
+def test_what_finds_no_room_in_its_tolerance_is_due_at_its_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"budget": "10/m"})
+    due = moment_of(stage.clock.now_ms() + 600_000 - stage.clock.now_ms() % 60_000)
+    queue.put_many({"body": f"{n}", "due": due, "spread": "90s"} for n in range(40))
+    late_ms = Counter(message._row.due_ms - due_ms(due) for message in queue.peek(100))
+    assert late_ms[90_000] >= 20
+    assert max(late_ms) == 90_000
+
+
+def test_without_a_budget_a_spread_is_at_random(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    due = moment_of(stage.clock.now_ms() + 600_000)
+    queue.put_many({"body": f"{n}", "due": due, "spread": "100s"} for n in range(200))
+    late_ms = [message._row.due_ms - due_ms(due) for message in queue.peek(300)]
+    assert 0 <= min(late_ms) < 20_000
+    assert 80_000 < max(late_ms) <= 100_000

@@ -42,6 +42,7 @@ _COMMANDS = {
     "running": ("running", "Show what runs now, by task and worker."),
     "failures": ("failures", "Show what failed lately, and what happens next."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
+    "limits": ("limits", "Limit groups: places, rates, weights; list and explain limits."),
     "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),
     "dead": ("dead", "Show dead messages; put them back, or delete them."),
     "schema": ("schema", "Print the CQL or SQL that makes the tables."),

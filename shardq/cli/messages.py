@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.argument("body", required=False)
 @options.due
 @options.delay
+@options.spread
 @options.priority
 @options.group
 @options.headers

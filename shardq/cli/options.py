@@ -156,6 +156,9 @@ due = option(
     "is now.",
 )
 delay = option("--delay DURATION", "Instead of --due, how long from now: 90s, 1h30m, PT5M.")
+spread = option(
+    "--spread DURATION", "How much later it may be due, where its queue's budget is used up."
+)
 headers = option(
     "--header NAME=VALUE",
     "A name and a text that travel with the body.",

@@ -53,6 +53,9 @@ _SETTINGS = {
     "depth-max": "Messages from which on puts are refused, about.",
     "history": "Time for which to keep what became of each message, for `audit`.",
     "keyed": "Give each message a key: its id, unless it is put with another.",
+    "groups": "Limits of its groups, as JSON; `shardq limits` lists and sets them.",
+    "priorities": "strict: the first bands first; weighted: each twice as often as the next one.",
+    "limits": "Its limits over all consumers, as JSON: rate, burst, running.",
 }
 """Each setting in a sentence without its default, in the order in which people meet them; the names
 are those of Python, with dashes."""
@@ -338,20 +341,37 @@ def alter(queue: str, **settings: Any) -> None:
         click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
-@options.command("shardq queues pause mail", of=queues, has_json=False)
-@options.queue
-def pause(queue: str) -> None:
-    """Hold back all deliveries of QUEUE. Messages can still be put."""
-    options.queue_of(queue).pause()
-    click.echo(f"{queue}: paused")
+_group = options.option(
+    "--group GROUP", "Only a group, or groups whose names begin with a text before a *."
+)
 
 
-@options.command("shardq queues resume mail", of=queues, has_json=False)
+@options.command(
+    "shardq queues pause mail",
+    "shardq queues pause mail --group 'tenant-7*'",
+    of=queues,
+    has_json=False,
+)
 @options.queue
-def resume(queue: str) -> None:
-    """Deliver QUEUE again. What came due in the meantime comes first."""
-    options.queue_of(queue).resume()
-    click.echo(f"{queue}: resumed")
+@_group
+def pause(queue: str, group: str | None) -> None:
+    """Hold back all deliveries of QUEUE, or of a group. Messages can still be put."""
+    options.queue_of(queue).pause(group)
+    click.echo(f"{queue}: paused{'' if group is None else f' {group}'}")
+
+
+@options.command(
+    "shardq queues resume mail",
+    "shardq queues resume mail --group 'tenant-7*'",
+    of=queues,
+    has_json=False,
+)
+@options.queue
+@_group
+def resume(queue: str, group: str | None) -> None:
+    """Deliver QUEUE again, or a group. What came due in the meantime comes first."""
+    options.queue_of(queue).resume(group)
+    click.echo(f"{queue}: resumed{'' if group is None else f' {group}'}")
 
 
 _yes = options.option("--yes", "Do not ask first.")

@@ -21,6 +21,7 @@ from shardq import locks
 from shardq.engine.groups.gifts import Gifts
 from shardq.engine.groups.room import GroupLanes
 from shardq.engine.handing.delivery import STORED
+from shardq.engine.handing.gate import GATE_S, Gate
 from shardq.engine.handing.hanging import Hanging
 from shardq.engine.handing.runs import Runs
 from shardq.engine.handing.starts import Starts
@@ -38,6 +39,7 @@ from shardq.engine.rest import Along, Rest
 from shardq.engine.storing.outbox import Outbox
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt, UnknownQueue, UsageError
 from shardq.model.ids import row_ids
+from shardq.model.settings import WEIGHTED
 from shardq.stores.store import NEVER
 from shardq.stores.tables import LANES, QUEUES
 
@@ -139,6 +141,8 @@ class Engine(Part):
         self.groups = GroupLanes(member)
         self.outbox = Outbox(member, self.groups)
         self.intake = Intake(member, self.groups)
+        self._gate = Gate(home, threads, self.outbox.count_at_handlers)
+        self._apply_limits()
         self.starts = Starts(member, self.outbox)
         self._hanging = Hanging(member, self.outbox)
         self.pages = Pages(member)
@@ -272,9 +276,10 @@ class Engine(Part):
             if lost := self.pages.lost:
                 self.intake.give_up(lambda one: one.lease in lost)
                 lost.clear()
-            if read is None:
-                return 0
-            return read()
+            new = 0 if read is None else read()
+            if self.ready.gate is not None and self._gate.keep(self.ready.due):
+                self.ready.reopen()
+            return new
         finally:
             # Outcomes are stored even if a read fails.
             self.starts.keep(is_leaving=self._is_leaving)
@@ -564,8 +569,17 @@ class Engine(Part):
             members.bury(dead)
         return bool(dead)
 
+    def _apply_limits(self) -> None:
+        self.ready.gate = self._gate if self._gate.is_on else None
+        self.ready.is_weighted = self._register.settings.priorities == WEIGHTED
+
     def _on_settings(self) -> None:
         settings = self._register.settings
+        self._apply_limits()
+        if self.groups.has_new_limits:
+            # Heads that are not handed out yet are chosen anew, by the limits that hold now.
+            self.intake.give_up(lambda one: one.grouped)
+            self.groups.limit_anew()
         self._clock.check(settings.offset_ms)
         self.leases.ttl_ms = settings.lease_ms
         self.lanes.assign_anew()
@@ -656,6 +670,8 @@ class Engine(Part):
             or self.memory.is_eager()
         )
         seconds = _BUSY_S if is_busy else self._idle_s
+        if self.ready.gate is not None:
+            seconds = min(seconds, GATE_S)
         if is_open and self.news.is_watched and not self._rests:
             # The last look ahead missed a row that was moved since to be due within a second: the
             # next look must not be late.

@@ -35,7 +35,9 @@ class Where(StrEnum):
     BEHIND = "behind"
     """The message waits for another message of its group."""
     PAUSED = "paused"
-    """The message is due, and its queue is paused."""
+    """It is due, and its queue or its group is paused."""
+    LIMITED = "limited"
+    """It is due, and its group has a limit: a rate, or places that messages before it take."""
     PASSED = "passed"
     """The message is due in a sealed partition: only a sweep or `check --all` reads it, no poll."""
     NO_CONSUMER = "no consumer"
@@ -98,6 +100,8 @@ class State:
             `receive`, None if the holder no longer reports.
         attempts: How often it was delivered.
         error: Why its last delivery failed, or why it died.
+        limit: The limits of its group, if it is `limited`; if its group is paused, the name or
+            pattern by which it is. Else None.
         reason: Why it was snoozed, if its handler gave a reason and no delivery has failed since:
             then `error` is None, and `since` of a `snoozed` message is the time of the snooze.
     """
@@ -117,6 +121,7 @@ class State:
     attempts: int = 0
     error: str | None = None
     reason: str | None = None
+    limit: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -217,6 +222,21 @@ def _held(state: State) -> str:
     return f"due since {_since(state)}, and held by {state.member}{handlers}{first}"
 
 
+def _paused(state: State) -> str:
+    if state.limit is not None:
+        return f"due since {_since(state)}; groups {state.limit!r} of its queue are paused"
+    return f"due since {_since(state)}; queue {state.queue!r} is paused and delivers nothing"
+
+
+def _limited(state: State) -> str:
+    others = state.ahead or 0
+    before = f", behind {others:,} of its group" if others else ""
+    until = f", until about {_until(state)}" if state.until else ""
+    return (
+        f"due since {_since(state)}; waits for the limit of its group, {state.limit}{before}{until}"
+    )
+
+
 def _purged(state: State) -> str:
     if state.since is not None:
         return f"purged {_since(state)}"
@@ -252,9 +272,8 @@ _SENTENCES = {
     Where.SNOOZED: _snoozed,
     Where.RUNNING: _running,
     Where.BEHIND: _behind,
-    Where.PAUSED: lambda state: (
-        f"due since {_since(state)}; queue {state.queue!r} is paused and delivers nothing"
-    ),
+    Where.PAUSED: _paused,
+    Where.LIMITED: _limited,
     Where.PASSED: lambda state: (
         f"due since {_since(state)}; its partition is sealed, so that only a sweep finds it"
     ),

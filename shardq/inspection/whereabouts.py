@@ -20,6 +20,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
+from shardq.model.limits import limits_of
 from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import due_ms, moment_of
@@ -241,17 +242,36 @@ class Whereabouts:
             return replace(state, where=Where.PAUSED)
         if self._is_passed(row):
             return replace(state, where=Where.PASSED)
-        if row.group is not None and not is_head:
-            first, count = self._first_of_group(row)
-            if first is not None:
-                head = self._as_head(first, beats, state.at)
-                return replace(state, where=Where.BEHIND, behind=head.id, head=head, ahead=count)
+        held = None if row.group is None else self._held(row, row.group, state, beats, is_head)
+        if held is not None:
+            return held
         if not beats and not self._store.notes(MEMBERS, (register.members_key,)):
             return replace(state, where=Where.NO_CONSUMER)
         open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
         if beats and all(beat.isolated for beat in beats.values()) and open_ms > due_ms(state.at):
             return replace(state, where=Where.ISOLATED, until=moment_of(open_ms))
         return self._of_ready(row, state, beats)
+
+    def _held(
+        self, row: Row, group: str, state: State, beats: Mapping[str, Heartbeat], is_head: bool
+    ) -> State | None:
+        """The state of a due message that its group holds back; None if nothing does."""
+        limits = limits_of(self._register.settings.group_limits)
+        if (pause := limits.pause_of(group)) is not None:
+            return replace(state, where=Where.PAUSED, limit=pause)
+        if is_head:
+            return None
+        limit = limits.of(group)
+        first, count = self._first_of_group(row)
+        if limit.rates or 1 < limit.places <= count:
+            wait_us = max((count * rate.interval_us for rate, _ in limit.rates), default=0)
+            until = moment_of(due_ms(state.at) + int(wait_us // 1_000)) if wait_us else None
+            limited = replace(state, where=Where.LIMITED, until=until, ahead=count)
+            return replace(limited, limit=str(limit))
+        if first is None or limit.places > 1:
+            return None
+        head = self._as_head(first, beats, state.at)
+        return replace(state, where=Where.BEHIND, behind=head.id, head=head, ahead=count)
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
         """The state of a due message: the holder of its shard, and the messages ahead of it."""

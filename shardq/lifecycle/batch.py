@@ -23,6 +23,7 @@ class PutOptions(TypedDict, total=False):
 
     due: Due | None
     delay: Duration | None
+    spread: Duration | None
     priority: int
     group: str | None
     headers: Mapping[str, str] | None

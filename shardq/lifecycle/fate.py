@@ -60,9 +60,9 @@ class Outcome(NamedTuple):
         attempts: How many attempts the message has, for the log; None if as many as the queue
             gives.
         is_for_others: For a snooze: True to pass the message on, as this member cannot run it.
-        is_reported: True if a listener to runs got the outcome: the worker's log line has the
-            reason.
-        ran_ms: When the run ended, epoch milliseconds, and how long it took; None if not measured.
+        is_limit: For a snooze: True if the whole group of the message is to wait.
+        is_reported: True if a listener of its runs was given it: its worker's line says why.
+        ran_ms: When its run ended, epoch milliseconds, and how long it took; None: not measured.
     """
 
     fate: Fate
@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
     traceback: str = ""
     attempts: int | None = None
     is_for_others: bool = False
+    is_limit: bool = False
     is_reported: bool = False
     ran_ms: tuple[int, int] | None = None
 

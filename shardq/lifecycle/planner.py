@@ -5,7 +5,7 @@
          └─ bury ───────────► in the dead-letter queue
  forward ── into another queue, or back from the dead letters
  claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
- edit ───── in place, of a row in a group lane: retried, snoozed, claimed
+ edit ───── in place, of a row in a group lane: claimed; retried, snoozed if its group is ordered
  place ──── waits elsewhere                                share ────► in the lane of a free member
  repair ─── came too late for its minute: due now
  by key ──┬─ asked ─────────► due at another time
@@ -23,6 +23,7 @@ from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model import ids, names
 from shardq.model.ids import row_ids
 from shardq.model.key import MessageKey
+from shardq.model.limits import limits_of
 from shardq.model.message import (
     dead_headers,
     died_in,
@@ -129,7 +130,7 @@ class Planner:
         is_failed = outcome.fate is Fate.RETRY
         until_ms = self._clock.now_ms() + (outcome.delay_ms or 0)
         left = attempt if is_failed else uncounted(row, delivery)
-        if self._register.layout.is_of_groups(row.shard.lane):
+        if self._stays(row, outcome):
             if outcome.reason:
                 now_ms = self._clock.now_ms()
                 row = failed(row, outcome.reason, now_ms, is_snoozed=not is_failed)
@@ -376,6 +377,17 @@ class Planner:
         row_id = _id_after(row, now_us)
         new = moved(row, shard, due_ms, row_id, attempt=attempt, claim=claim, received=received)
         return RowMove(row.position, new)
+
+    def _stays(self, row: Row, outcome: Outcome) -> bool:
+        """True if a row that is retried or snoozed stays in its place.
+
+        A group in order waits for it there. A group without order waits only if it is limited.
+        """
+        register = self._register
+        if not register.layout.is_of_groups(row.shard.lane):
+            return False
+        limit = limits_of(register.settings.group_limits).of(row.group or "")
+        return limit.places == 1 or outcome.is_limit
 
     def _note_far(self, due_ms: int, now_us: int) -> None:
         if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:

@@ -61,6 +61,7 @@ from shardq.model.message import (
 )
 from shardq.model.shard import Shard
 from shardq.model.times import asked_ms, ceil_ms, duration_ms
+from shardq.records.budget import Budget
 from shardq.records.sent import Sent
 from shardq.records.stats import NEAR_MS
 
@@ -160,6 +161,7 @@ class Producer:
         """The first lane for groups when this producer first put a message with a group; None
         before."""
         self._is_local = store.is_local
+        self._budget = Budget(store, clock, register)
         self._cap = Cap(store, clock, register, stats)
         self._clock_steps = clock.steps
 
@@ -670,6 +672,9 @@ class Producer:
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
         wanted_ms = asked_ms(now_ms, given.get("due"), self._delay_of(given))
+        if (spread := given.get("spread")) is not None:
+            spread_ms = duration_ms(spread, name="spread")
+            wanted_ms = self._budget.due_ms(max(wanted_ms, now_ms), spread_ms)
         due_ms = max(wanted_ms, now_ms)
         if due_ms > now_ms + NEAR_MS:
             self._stats.note_farthest(due_ms)

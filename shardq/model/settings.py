@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model import formats, names
+from shardq.model.limits import limits_of, queue_limit_of, read_groups, read_limits
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
 from shardq.model.times import Duration, duration_ms, duration_text
 
@@ -26,6 +27,8 @@ OFF = "off"
 """The value of `history` that keeps no history, and of `dead` that keeps no dead messages."""
 FOLLOWED_MS = 5_000
 """Every process follows a change of settings within this time."""
+STRICT, WEIGHTED = "strict", "weighted"
+"""How bands share handlers: the first ones first, or each twice as often as the next one."""
 AUTO = "auto"
 """The value of `lanes` that lets the consumers choose the number of lanes."""
 AUTO_LANES_MIN = 8
@@ -80,6 +83,9 @@ class Settings:
         keyed: True if each message's key is its id.
         keys_used: True if a message was ever put under a key. Never falls.
         schedules_used: True if the queue ever had a schedule. Never falls.
+        group_limits: The limits of groups, as `GroupLimits.to_json` gives them; empty: none.
+        queue_limit: The limits of the queue, as `QueueLimit.to_json` gives them; empty: none.
+        priorities: `strict`, or `weighted`: bands take turns.
         needs: The least `formats.FORMAT` of a release that may work on this queue. A release that
             adds a setting that older releases must not ignore, or widens a setting's bounds, raises
             `FORMAT`, and stores the new number here once such a value is set. Processes of older
@@ -120,6 +126,9 @@ class Settings:
     keyed: bool = False
     keys_used: bool = False
     schedules_used: bool = False
+    group_limits: str = ""
+    queue_limit: str = ""
+    priorities: str = STRICT
     needs: int = formats.BASE
     unknown: tuple[tuple[str, str], ...] = ()
 
@@ -244,10 +253,25 @@ def _is_storable(name: str, value: Any) -> bool:
     # Not by getattr: each stored text has new name objects, which the interpreter would cache.
     if type(value) is not _TYPES[name]:
         return False
+    if name == "priorities":
+        return value in {STRICT, WEIGHTED}
+    if name in _LIMITS:
+        return _are_limits(name, value)
     if isinstance(value, str):
         return not value or names.is_queue_name(value)
     least, most = _BOUNDS.get(name, (0, sys.maxsize))
     return bool(least <= value <= most or (name in _MAY_BE_OFF and not value))
+
+
+_LIMITS = ("group_limits", "queue_limit")
+
+
+def _are_limits(name: str, stored: str) -> bool:
+    try:
+        read = limits_of(stored) if name == "group_limits" else queue_limit_of(stored)
+        return read.to_json() == stored
+    except (ValueError, RecursionError, BadSetting):
+        return False
 
 
 def _damaged(queue: str, what: object) -> StoreCorrupt:
@@ -267,6 +291,8 @@ def said(stored: str, value: int | str) -> str:
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if stored in _LIMITS:
+        return str(value or OFF)
     if isinstance(value, str):
         return value or f"QUEUE{names.DEAD_SUFFIX}"
     if stored in _MAY_BE_OFF and not value:
@@ -468,6 +494,23 @@ def _cap(value: Any, name: str) -> int:
     raise BadSetting(_bounds_text(name, shown(value)))
 
 
+def _limits(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        if value == OFF:
+            return ""
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadSetting(f"{name} must be JSON, or {OFF!r}, not {shown(value)}.") from error
+    return (read_groups(value) if name == "groups" else read_limits(value)).to_json()
+
+
+def _priorities(value: Any, name: str) -> str:
+    if value in {STRICT, WEIGHTED}:
+        return str(value)
+    raise BadSetting(f"{name} must be {STRICT!r} or {WEIGHTED!r}, not {shown(value)}.")
+
+
 def _flag(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -501,8 +544,13 @@ class QueueOptions(TypedDict, total=False):
             totals, so that several processes may exceed it by what they put in 3 s; off unless
             given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
-        keyed: True to give each message a key: its id, unless it is put with another key; False
-            unless given.
+        keyed: Whether each message has a key: its id, unless it is put with another; False unless
+            given.
+        groups: Limits of each group, and of groups by name or pattern; `off` unless given.
+        priorities: `weighted`: of bands with due messages each is delivered twice as often as the
+            next one; `strict` unless given: a band waits for all bands before it.
+        limits: Limits of the queue over all its consumers: `rate`, `burst`, `running`; `off` unless
+            given.
     """
 
     minute: Duration
@@ -522,6 +570,9 @@ class QueueOptions(TypedDict, total=False):
     depth_max: int | Literal["off"]
     history: Duration
     keyed: bool
+    groups: dict[str, Any] | Literal["off"]
+    limits: dict[str, Any] | Literal["off"]
+    priorities: Literal["strict", "weighted"]
 
 
 class SettingChoice(NamedTuple):
@@ -559,6 +610,9 @@ CHOICES = {
     # Five years at most, because before release 5 no Cassandra stores a time to live beyond 2038.
     "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
     "keyed": SettingChoice("keyed", _flag, ""),
+    "groups": SettingChoice("group_limits", _limits, "JSON|off"),
+    "limits": SettingChoice("queue_limit", _limits, "JSON|off"),
+    "priorities": SettingChoice("priorities", _priorities, "strict|weighted"),
 }
 """The settings that a user may choose, by name."""
 

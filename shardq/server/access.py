@@ -26,7 +26,7 @@ from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.records.accounts import DEFAULT_ACCOUNT, Accounts
 from shardq.server import signed, sigv4
-from shardq.server.quotas import Bucket, Depths, Rates
+from shardq.server.quotas import Depths, Rates, full_bucket
 from shardq.server.refusals import (
     AccessDenied,
     InvalidClientTokenId,
@@ -191,7 +191,7 @@ class Access:
         self._verifier = sigv4.Verifier()
         self._rates = Rates(self._clock)
         self._depths = Depths(self._clock)
-        self._rereads = Bucket(_REREADS_MAX, self._clock.boot_us())
+        self._rereads = full_bucket(_REREADS_MAX, self._clock.boot_us())
         self._keys: dict[str, AccountKey] = {}
         self._damaged: set[str] = set()
         self._has_accounts = True
@@ -407,7 +407,7 @@ class Access:
         """
         key = self._keys.get(key_id)
         if key is None:
-            if self._rereads.has(self._clock.boot_us()):
+            if self._rereads.next_us() <= self._clock.boot_us():
                 return None
             raise _unknown()
         if (state := key.state(self._clock.now_ms())) != "valid":

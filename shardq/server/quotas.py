@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.model.limits import BeginRate, Bucket
 from shardq.server.refusals import RequestThrottled
 
 if TYPE_CHECKING:
@@ -18,32 +19,14 @@ _KEPT_MAX = 10_000
 _DEPTH_US = 1_000_000
 
 
-class Bucket:
-    """A bucket of tokens that holds those of one second, full at first.
+def full_bucket(rate: int, now_us: int) -> Bucket:
+    """Return a bucket that holds the tokens of one second.
 
     Args:
         rate: Tokens a second.
         now_us: Microseconds since boot.
     """
-
-    __slots__ = ("_at_us", "_left", "_rate")
-
-    def __init__(self, rate: int, now_us: int) -> None:
-        self._rate = rate
-        self._left = float(rate)
-        self._at_us = now_us
-
-    def has(self, now_us: int) -> bool:
-        """True if a token is left."""
-        self._left = min(self._left + (now_us - self._at_us) * self._rate / 1e6, self._rate)
-        self._at_us = now_us
-        return self._left >= 1
-
-    def take(self, now_us: int) -> bool:
-        """Take a token; False if none is left."""
-        is_left = self.has(now_us)
-        self._left -= is_left
-        return is_left
+    return Bucket(((BeginRate(rate, 1_000), rate),), now_us - 1_000_000)
 
 
 class Rates:
@@ -74,7 +57,7 @@ class Rates:
             if bucket is None:
                 if len(self._buckets) >= _KEPT_MAX:
                     self._buckets.clear()
-                bucket = self._buckets[key_id, rate] = Bucket(rate, now_us)
+                bucket = self._buckets[key_id, rate] = full_bucket(rate, now_us)
             is_over = not bucket.take(now_us)
         if is_over:
             raise RequestThrottled(

@@ -471,9 +471,20 @@ SENT: Final[Table[str, str]] = Table(
 )
 """(queue, bucket): the name under which a message is put once -> its id and first place; a TTL."""
 
+LIMITS: Final[Table[str, str]] = Table(
+    "limits",
+    partition=(_QUEUE,),
+    key=(Column("name"),),
+    values=(Column("shares"),),
+    has_notes=False,
+    has_records=True,
+    lapse=Lapse.WALL,
+)
+"""(queue): limit -> the shares that members have of it, JSON; stretch of time -> slots taken."""
+
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
     LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES, ACCOUNTS, ACCESS, ACTIONS,
-    ENDPOINTS, SENT
+    ENDPOINTS, SENT, LIMITS
 )  # fmt: skip
 """All tables of notes and records."""
 VIEWS: Final[tuple[Table[Any, Any], ...]] = (NEXTS,)

@@ -58,7 +58,8 @@ class TaskOptions(TypedDict, total=False):
 
     Attributes:
         queue: The queue that the job goes to.
-        delay: How long after its put the job is due.
+        delay: How long from the put it is due.
+        spread: How much later it may be due; `Queue.put` describes it.
         priority: 0 is first; below the queue's `bands`.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has; `Queue.put` describes it.
@@ -77,6 +78,7 @@ class TaskOptions(TypedDict, total=False):
 
     queue: str
     delay: Duration | None
+    spread: Duration | None
     priority: int
     group: str | None
     key: str | None

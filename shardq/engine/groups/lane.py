@@ -6,23 +6,28 @@
  head ended ─► the next row is the head; a group with few rows in memory is hungry
 ```
 
-The place of a row, (due, row id), never changes. All rows of a group up to the place `after` are in
-memory or settled, so the first of them is the group's head.
+The place of a row, (due, row id), never changes. All rows of a group up to its `after` are in
+memory or settled, so its head is the group's first row. A group of several places has as many
+heads, which have no order.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from shardq.engine.handing.delivery import HeadLine
 from shardq.model.ids import order_key
+from shardq.model.limits import ORDERED, Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.leases.lease import Lease
+    from shardq.model.limits import GroupLimits
     from shardq.model.message import Row
 
 Place: TypeAlias = tuple[int, bytes]
@@ -40,46 +45,60 @@ def place_of(row: Row) -> Place:
     return row.due_ms, order_key(row.id)
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """The rows of one group that are in memory.
 
     Attributes:
-        head: The first row: in `ready`, at a handler, being stored, or waiting for its time; None
-            if the head waits in the store, or the group has no row.
-        waits: The number of the head's wait for its time, after which the head is reread; 0 if the
-            head does not wait.
-        rows: A heap of the rows behind the head.
+        places: How many heads it may have; 0 while it is paused.
+        is_ordered: True if its rows are delivered in order, one at a time.
+        line: The line of its heads in `ready`; None: it has one place, and no rate or tier.
+        heads: The first rows, each in `ready`, at a handler, being stored, or waiting for its time
+            -> the number of its wait, after which it is reread; 0: it does not wait.
+        left: The number of the wait of a head that waits in the store; 0: there is none.
+        rows: A heap of the rows behind the heads.
         coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
         after: Rows after this place were left in the store; None if no row was left.
         claimed: Every claim behind the head is at this place or earlier.
     """
 
-    __slots__ = ("after", "claimed", "coming", "head", "last", "rows", "waits")
-
-    def __init__(self) -> None:
-        self.head: Delivery | None = None
-        self.waits = 0
-        self.rows: list[tuple[Place, Delivery]] = []
-        self.coming = 0
-        self.last: Place = (-1, b"")
-        self.after: Place | None = None
-        self.claimed: Place = (-1, b"")
+    places: int = 1
+    is_ordered: bool = True
+    line: HeadLine | None = None
+    heads: dict[Delivery, int] = field(default_factory=dict)
+    left: int = 0
+    rows: list[tuple[Place, Delivery]] = field(default_factory=list)
+    coming: int = 0
+    last: Place = (-1, b"")
+    after: Place | None = None
+    claimed: Place = (-1, b"")
 
     @property
     def is_hungry(self) -> bool:
-        """True if few rows are in memory, more in the store, and the head does not wait."""
+        """True if few rows are in memory, more in the store, and a head may be handed out."""
         return self.after is not None and not self.waits and len(self.rows) < GROUP_ROWS_MIN
+
+    @property
+    def waits(self) -> bool:
+        """True if all its places are taken by heads that wait for their time."""
+        heads = self.heads
+        return bool(self.left or (len(heads) >= self.places and all(heads.values())))
+
+    @property
+    def has_place(self) -> bool:
+        """True if it may have one more head."""
+        return len(self.heads) < self.places
 
     def has_room(self, room: int) -> bool:
         """True if one more row may be kept: a group's first row always, others if memory has room.
 
-        While the head waits, no row may be kept.
+        While its heads wait, none may.
         """
         if self.waits:
             return False
         count = len(self.rows) + self.coming
-        return (self.head is None and not count) or count < room // _GROUP_PART
+        return not (self.heads or count) or count < room // _GROUP_PART
 
     def keep(self, place: Place, room: int) -> bool:
         """Decide whether a row that was read is kept in memory; True if it is.
@@ -110,23 +129,22 @@ class Group:
             self.claimed = max(self.claimed, place_of(row))
 
     def next(self, now_ms: int) -> Delivery | None:
-        """Make the first row in memory the head, unless the group has a head; returns the head.
+        """Make the first row in memory a head; None if no place is free, or there is no row.
 
         A row that was stored in front of a claimed one waits until that claim ends.
         """
-        if self.head is None and self.rows:
-            is_plain = self.rows[0][0] > self.claimed
-            first = None if is_plain else self._take_claimed(now_ms)
-            self.head = first or heapq.heappop(self.rows)[1]
-            self.waits = 0
-        return self.head
+        if not (self.rows and self.has_place):
+            return None
+        is_plain = self.rows[0][0] > self.claimed
+        head = (None if is_plain else self._take_claimed(now_ms)) or heapq.heappop(self.rows)[1]
+        self.heads[head], self.left = 0, 0
+        return head
 
     def _take_claimed(self, now_ms: int) -> Delivery | None:
         """Take out the first claim that still runs, if the first row was never handed out."""
         first = self.rows[0][1]
-        # If the first row was handed out before, its retry may come while the caller still has rows
-        # of the same call.
-        if first.row.attempt or first.row.not_before_ms:
+        # A row handed out before may be retried while its caller still has rows of the same call.
+        if self.is_ordered and (first.row.attempt or first.row.not_before_ms):
             return None
         claims = [
             entry
@@ -144,42 +162,46 @@ class Group:
         """Return the first rows behind the head, up to an unwanted row; they are not taken out."""
         rows = self.rows
         taken: list[tuple[Place, Delivery]] = []
-        while rows and len(taken) < count and is_wanted(rows[0][1].row):
+        while rows and self.is_ordered and len(taken) < count and is_wanted(rows[0][1].row):
             taken.append(heapq.heappop(rows))
         for entry in taken:
             heapq.heappush(rows, entry)
         return [one for _, one in taken]
 
-    def is_passed(self) -> bool:
-        """True if a row in memory comes before the head."""
-        head = self.head
-        return head is not None and bool(self.rows) and self.rows[0][0] < place_of(head.row)
+    def passed(self) -> Delivery | None:
+        """The head, if a row in memory comes before it; None in a group without order."""
+        if not (self.is_ordered and self.rows):
+            return None
+        return next((one for one in self.heads if self.rows[0][0] < place_of(one.row)), None)
 
-    def take_back(self) -> None:
-        """Put the head back among the other rows, in order; no handler has it."""
-        if self.head is not None:
-            self.add(place_of(self.head.row), self.head)
-            self.head, self.waits = None, 0
+    def take_back(self, head: Delivery) -> None:
+        """Put a head, which no handler has, back among the other rows, in order."""
+        del self.heads[head]
+        self.add(place_of(head.row), head)
 
     def leave(self) -> list[Delivery]:
-        """Release the rows after the head and after the last claim to the store; returns them."""
-        if self.head is None:
+        """Release the rows after the heads and after the last claim to the store; returns them."""
+        if not self.heads:
             return []
         claimed = (place for place, one in self.rows if one.row.claim is not None)
-        last = max(place_of(self.head.row), max(claimed, default=(-1, b"")))
+        heads = (place_of(head.row) for head in self.heads)
+        last = max(*heads, *claimed, (-1, b""))
         left = [one for place, one in self.rows if place > last]
         if left:
             self.rows = sorted(entry for entry in self.rows if entry[0] <= last)
             self.after = self.last = last
         return left
 
-    def leave_all(self) -> list[Delivery]:
-        """Release the head, which waits, and the rows behind it to the store; returns them."""
-        left = [one for _, one in self.rows]
-        if self.head is not None:
-            left.append(self.head)
+    def leave_all(self, number: int) -> list[Delivery]:
+        """Release all rows, of which the heads wait, to the store; returns them.
+
+        Args:
+            number: The number of the wait that goes on for the group.
+        """
+        left = [*(one for _, one in self.rows), *self.heads]
+        if self.heads:
             self.after = self.last = min(one.row.due_ms for one in left) - 1, LAST
-            self.head, self.rows = None, []
+            self.heads, self.rows, self.left = {}, [], number
         return left
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
@@ -198,50 +220,100 @@ class GroupLane:
     Attributes:
         number: The number of the lane.
         lease: The lease under which its rows were read.
+        limits: The limits of its groups.
         groups: Name -> group that has rows in memory or in the store.
         listed: Minute in the lane's list -> due of the minute's first row.
         touched: Minutes whose entry in the list may be outdated: `WaitingList.tidy` checks them.
         is_dense: True if most rows of the last reread were kept: the next reread reads bodies too.
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
-        cared: Groups that have had a head handed out with care since the lane was taken over.
+        cared: Group -> its heads that were due at the take-over and were handed out with care.
+        buckets: Group with a rate -> its tokens.
+        empty_us: When the tokens of all groups were none, time since boot.
     """
 
     number: int
     lease: Lease
+    limits: GroupLimits
+    empty_us: int
     groups: dict[str, Group] = field(default_factory=dict)
     listed: dict[int, int] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     is_dense: bool = True
     looked_ms: int = 0
-    cared: set[str] = field(default_factory=set)
+    cared: Counter[str] = field(default_factory=Counter)
+    buckets: dict[str, Bucket] = field(default_factory=dict)
 
     @property
     def is_at_work(self) -> bool:
         """True if a head is in `ready`, at a handler, or being stored."""
-        return any(one.head is not None and not one.waits for one in self.groups.values())
+        return any(not all(group.heads.values()) for group in self.groups.values())
 
     @property
     def has_due_head(self) -> bool:
         """True if a head is due and no handler has it."""
         return any(
-            group.head is not None and not (group.waits or group.head.begun_us)
+            not (waits or head.begun_us)
             for group in self.groups.values()
+            for head, waits in group.heads.items()
         )
 
     def keep(self, name: str, place: Place, room: int) -> bool:
-        """Decide whether a row of a group is kept in memory; the first row of a group always is."""
+        """Decide whether a row of a group is kept in memory; the first row of a group is."""
+        return self.group(name).keep(place, room)
+
+    def group(self, name: str) -> Group:
+        """Return a group, made if it has no rows yet."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = Group()
-        return group.keep(place, room)
+            self._limit(name, group)
+        return group
+
+    def limit(self, limits: GroupLimits, now_us: int) -> None:
+        """Let other limits hold from now on; of new rates all tokens are still to come."""
+        self.limits, self.empty_us = limits, now_us
+        self.buckets.clear()
+        for name, group in self.groups.items():
+            self._limit(name, group)
+
+    def _limit(self, name: str, group: Group) -> None:
+        limit = self.limits.of(name)
+        group.is_ordered = limit.places == 1
+        if self.limits.pause_of(name) is not None:
+            group.places, group.line = 0, None
+            return
+        if limit == ORDERED:
+            group.places, group.line = 1, None
+            return
+        bucket = self.buckets.get(name)
+        if limit.rates and bucket is None:
+            bucket = self.buckets[name] = Bucket(limit.rates, self.empty_us)
+        group.places, group.line = limit.places, HeadLine(limit.tier, bucket)
+
+    def forget_full(self, now_us: int) -> None:
+        """Forget the tokens of groups that have no rows and that took none lately."""
+        full = [
+            name
+            for name, bucket in self.buckets.items()
+            if name not in self.groups and bucket.is_full(now_us)
+        ]
+        for name in full:
+            del self.buckets[name]
 
     def needs_care(self, row: Row) -> bool:
-        """True if the former owner may have died of this head; at most once for each group."""
+        """True if the former owner may have died of this head; True once a place of a group."""
         lease, name = self.lease, row.group or ""
-        if not lease.window or row.due_ms > lease.taken_ms or name in self.cared:
+        if not lease.window or row.due_ms > lease.taken_ms:
             return False
-        self.cared.add(name)
+        if self.cared[name] >= self.group(name).places:
+            return False
+        self.cared[name] += 1
         return True
+
+    def give_back_care(self, name: str) -> None:
+        """Called when a head was not handed out after all: the next one needs care as well."""
+        if self.cared[name]:
+            self.cared[name] -= 1
 
     def hungry(self, room: int) -> dict[str, Group]:
         """Return the hungry groups that may keep one more row, by name.
@@ -261,8 +333,7 @@ class GroupLane:
         for group in self.groups.values():
             if group.after is not None:
                 dues_ms.append(group.after[0])
-            if group.head is not None and not group.head.begun_us:
-                dues_ms.append(group.head.row.due_ms)
+            dues_ms += [head.row.due_ms for head in group.heads if not head.begun_us]
             if group.rows:
                 dues_ms.append(group.rows[0][0][0])
         return min(dues_ms, default=None)
@@ -275,10 +346,10 @@ class GroupLane:
         """
         is_any = False
         for group in self.groups.values():
-            if group.after is None or group.head is not None or not group.waits:
+            if group.after is None or not group.left:
                 continue
             if dues_ms is None or group.after[0] + 1 in dues_ms:
-                group.waits, is_any = 0, True
+                group.left, is_any = 0, True
         return is_any
 
     def reread(
@@ -338,7 +409,7 @@ class GroupLane:
     def forget(self, name: str) -> None:
         """Forget a group that has no rows in memory, and none left in the store."""
         group = self.groups.get(name)
-        if group is None or group.head is not None or group.rows or group.coming:
+        if group is None or group.heads or group.rows or group.coming or group.left:
             return
         if group.after is None:
             del self.groups[name]

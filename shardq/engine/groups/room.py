@@ -36,6 +36,7 @@ from shardq.engine.members.part import Part
 from shardq.engine.reading.pages import BYTES_MAX, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
+from shardq.model.limits import limits_of
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class GroupLanes(Part):
         self.edits = Edits(member)
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
-        self._begun: dict[tuple[int, str], Delivery] = {}
-        """(lane, group) -> a head that is at a handler, and whose lane was released meanwhile."""
+        self._begun: dict[Delivery, None] = {}
+        """Heads at handlers whose lanes were released meanwhile."""
         self._heads = WaitingHeads(self._clock)
         self._is_hungry = False
         self._notes: dict[Position, Row] = {}
@@ -79,6 +80,7 @@ class GroupLanes(Part):
         self._ahead_ms: set[int] = set()
         """Dues of rows that were read before they were due, and are reread then; 2,000 at most."""
         self._polled_to_ms = 0
+        self._limits = limits_of(self._register.settings.group_limits)
 
     @property
     def is_idle(self) -> bool:
@@ -175,14 +177,17 @@ class GroupLanes(Part):
         first_ms: dict[int, int] = {}
         with self._lock:
             for number, lease in leases.items():
-                mine = self._lanes[number] = GroupLane(number, lease)
+                mine = self._lanes[number] = GroupLane(
+                    number, lease, self._limits, self._clock.boot_us()
+                )
                 mine.listed = dict(found.get(number, {}))
                 mine.touched = set(mine.listed)
-                for (lane, name), one in list(self._begun.items()):
-                    if lane == number:
-                        mine.keep(name, place_of(one.row), ROWS_MAX)
-                        mine.groups[name].head = self._begun.pop((lane, name))
-                        mine.groups[name].coming = 0
+                for one in [one for one in self._begun if one.row.shard.lane == number]:
+                    name = one.row.group or ""
+                    mine.keep(name, place_of(one.row), ROWS_MAX)
+                    mine.groups[name].heads[one] = 0
+                    mine.groups[name].coming = 0
+                    del self._begun[one]
                 read = self._memory.lanes.get(number)
                 if mine.listed and read is not None:
                     read.reread_listed(mine.listed, self._register.layout)
@@ -203,10 +208,10 @@ class GroupLanes(Part):
                     del self._looks[at]
                 # The next owner reads the notes of these lanes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
-                for name, group in () if mine is None else mine.groups.items():
-                    group.waits = 0
-                    if group.head is not None and group.head.begun_us:
-                        self._begun[number, name] = group.head
+                for group in () if mine is None else mine.groups.values():
+                    group.left = 0
+                    group.heads = dict.fromkeys(group.heads, 0)
+                    self._begun.update((one, None) for one in group.heads if one.begun_us)
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -262,29 +267,40 @@ class GroupLanes(Part):
             group = mine.groups.get(name)
             if group is None:
                 continue
-            if group.is_passed() and self._take_out(group):
-                group.take_back()
-            if group.head is not None:
-                continue
-            one = group.next(now_ms)
-            if one is None:
-                mine.forget(name)
-            elif one.is_stale or one.row.ready_ms > now_ms:
-                self._heads.wait(group, one, one.row.ready_ms)
-            else:
+            if (passed := group.passed()) is not None and self._take_out(group, passed):
+                group.take_back(passed)
+            while (one := group.next(now_ms)) is not None:
+                if one.is_stale or one.row.ready_ms > now_ms:
+                    self._wait(group, one, one.row.ready_ms)
+                    continue
                 if window or one.careful:
                     one.lead(careful=mine.needs_care(one.row))
+                one.line_up(group.line)
                 heads.append(one)
+            mine.forget(name)
             if group.after is not None and group.is_hungry:
                 self._is_hungry = True
         return heads
 
-    def _take_out(self, group: Group) -> bool:
-        """Take a group's head out of `ready`; True if the group has a head that no handler has."""
-        head = group.head
-        if head is None or head.begun_us:
+    def _wait(self, group: Group, head: Delivery, until_ms: int) -> None:
+        """Let a head wait for its time; without order, a head that no one has holds its group."""
+        self._heads.wait(group, head, until_ms)
+        row = head.row
+        if group.line is not None and row.not_before_ms is not None and row.claim is None:
+            self._ready.hold(group.line, row.not_before_ms - self._clock.now_ms())
+
+    def hold(self, one: Delivery, delay_ms: int) -> None:
+        """Hand out no more of a delivery's group for so long: at once, before it is stored."""
+        with self._lock:
+            _, group = self._group_of(one.row)
+            if group is not None and group.line is not None:
+                self._ready.hold(group.line, delay_ms)
+
+    def _take_out(self, group: Group, head: Delivery) -> bool:
+        """Take a head out of `ready`; True if no handler has it."""
+        if head.begun_us:
             return False
-        return bool(group.waits or self._ready.remove(lambda one: one is head))
+        return bool(group.heads[head] or self._ready.remove(lambda one: one is head))
 
     def ended(self, one: Delivery, *, is_last: bool = False) -> None:
         """Unblock the next row of a group, when a delivery ended and before its row is deleted.
@@ -299,27 +315,29 @@ class GroupLanes(Part):
         with self._lock:
             mine = self._lanes.get(shard.lane)
             group = None if mine is None else mine.groups.get(name)
-            if mine is None or group is None or group.head is not one:
-                self._forget_begun(one)
+            if mine is None or group is None or one not in group.heads:
+                self._begun.pop(one, None)
                 return
-            group.head, group.waits = None, 0
+            del group.heads[one]
             rows = group.rows
             if (
                 rows
+                and group.has_place
                 and rows[0][0] > group.claimed
                 and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms)
             ):
                 # Every message of a backlog takes this path, so it is short.
-                place, head = heapq.heappop(rows)
-                group.head = head
+                head = heapq.heappop(rows)[1]
+                group.heads[head] = 0
                 if mine.lease.window:
                     head.lead(careful=mine.needs_care(head.row))
-                self._ready.offer(place, head, is_taken=is_last)
+                head.line = group.line
+                self._ready.offer(head, is_taken=is_last)
             elif not rows:
                 mine.forget(name)
             else:
                 self._ready.add(self._offer(mine, (name,)))
-            is_awaited = (group.head is None and group.after is not None) or group.waits
+            is_awaited = (not group.heads and group.after is not None) or group.waits
             if group.after is not None and len(rows) < GROUP_ROWS_MIN:
                 is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
                 self._is_hungry = True
@@ -335,14 +353,14 @@ class GroupLanes(Part):
             if row.shard.minute in mine.listed:
                 mine.touched.add(row.shard.minute)
             if one.careful and not one.thread_id:
-                # The row was not handed out, so the next head is handed out with care in its place.
-                mine.cared.discard(row.group or "")
+                # It was not handed out: the next head is handed out with care.
+                mine.give_back_care(row.group or "")
             group = mine.groups.get(row.group or "")
-        if group is not None and group.head is one:
+        if group is not None and one in group.heads:
             self.ended(one)
         elif group is None and self._begun:
             with self._lock:
-                self._forget_begun(one)
+                self._begun.pop(one, None)
 
     def _touch(self, row: Row | Position) -> None:
         """Note that a row is gone: its minute, if it is listed, may have no rows left."""
@@ -361,19 +379,19 @@ class GroupLanes(Part):
         self._memory.forget(one)
         with self._lock:
             mine, group = self._group_of(row)
-            if mine is None or group is None or group.head is not one:
-                self._forget_begun(one)
+            if mine is None or group is None or one not in group.heads:
+                self._begun.pop(one, None)
                 return
             (head,) = self._memory.take_in([row], mine.lease)
             if one.is_edited and one.lease is mine.lease:
                 head.note_edit()
-            group.head = head
-            self._heads.wait(group, head, max(row.ready_ms, after_ms))
+            del group.heads[one]
+            self._wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
         """Try a head again soon, because it could not be handed out."""
         if one.careful and (mine := self._lanes.get(one.row.shard.lane)) is not None:
-            mine.cared.discard(one.row.group or "")
+            mine.give_back_care(one.row.group or "")
         self.again(one, one.row, self._clock.now_ms() + _AGAIN_MS)
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
@@ -384,34 +402,45 @@ class GroupLanes(Part):
         removed: list[Delivery] = []
         with self._lock:
             heads = {
-                group.head
+                head
                 for mine in self._lanes.values()
                 for group in mine.groups.values()
-                if group.head is not None and not group.head.begun_us and unwanted(group.head)
+                for head in group.heads
+                if not head.begun_us and unwanted(head)
             }
             out = set(self._ready.remove(heads.__contains__)) if heads else set()
             touched: list[tuple[GroupLane, str]] = []
             for mine in self._lanes.values():
                 for name, group in mine.groups.items():
                     taken = group.remove(unwanted)
-                    head = group.head
-                    if head is not None and head in heads and (group.waits or head in out):
-                        taken.append(head)
-                        group.head, group.waits = None, 0
-                        mine.cared.discard(name)
+                    for head in heads.intersection(group.heads):
+                        if group.heads[head] or head in out:
+                            taken.append(head)
+                            del group.heads[head]
+                            mine.give_back_care(name)
                     if taken:
                         removed += taken
                         group.after = None
-                        group.last = (-1, b"") if group.head is None else place_of(group.head.row)
+                        group.last = max(
+                            (place_of(head.row) for head in group.heads), default=(-1, b"")
+                        )
                         touched.append((mine, name))
             offered = [one for mine, name in touched for one in self._offer(mine, (name,))]
         self._ready.add(offered)
         return removed
 
-    def _forget_begun(self, one: Delivery) -> None:
-        key = one.row.shard.lane, one.row.group or ""
-        if self._begun.get(key) is one:
-            del self._begun[key]
+    @property
+    def has_new_limits(self) -> bool:
+        """True if the limits in the queue's settings are not those that hold here."""
+        return limits_of(self._register.settings.group_limits) is not self._limits
+
+    def limit_anew(self) -> None:
+        """Let the limits in the queue's settings hold from now on."""
+        self._limits = limits_of(self._register.settings.group_limits)
+        with self._lock:
+            for mine in self._lanes.values():
+                mine.limit(self._limits, self._clock.boot_us())
+        self._is_hungry = True
 
     def _group_of(self, row: Row) -> tuple[GroupLane | None, Group | None]:
         mine = self._lanes.get(row.shard.lane)
@@ -454,15 +483,16 @@ class GroupLanes(Part):
             for mine in list(self._lanes.values()):
                 if mine.number in self._memory.lanes and self._leases.is_valid(mine.lease):
                     self._list.tidy(mine)
+                mine.forget_full(self._clock.boot_us())
 
     def _due(self, now_ms: int) -> list[tuple[GroupLane, Group, Delivery]]:
         due: list[tuple[GroupLane, Group, Delivery]] = []
         with self._lock:
-            for group in self._heads.due(now_ms):
-                if group.head is None:
-                    group.waits, self._is_hungry = 0, True
+            for group, head in self._heads.due(now_ms):
+                if head is None:
+                    group.left, self._is_hungry = 0, True
                 else:
-                    due.append((self._lanes[group.head.row.shard.lane], group, group.head))
+                    due.append((self._lanes[head.row.shard.lane], group, head))
         return due
 
     def _reread_heads(self, due: Sequence[tuple[GroupLane, Group, Delivery]]) -> None:
@@ -493,11 +523,12 @@ class GroupLanes(Part):
                 until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
                 self._heads.wait(group, one, until_ms)
                 return
-            group.waits = 0
+            group.heads[one] = 0
             one.lead(careful=mine.needs_care(row))
+            one.line_up(group.line)
             heads = [one]
-            if group.is_passed():
-                group.take_back()
+            if group.passed() is one:
+                group.take_back(one)
                 heads = self._offer(mine, (name,))
             self._is_hungry = self._is_hungry or group.is_hungry
         self._ready.add(heads)
@@ -518,14 +549,13 @@ class GroupLanes(Part):
         """Free memory: bodies of heads that wait long, rows behind them, some of the heads."""
         left: list[Delivery] = []
         with self._lock:
-            for group, is_left in self._heads.long(is_short=self._room() <= 0):
-                if is_left:
-                    left += group.leave_all()
-                elif group.head is not None:
+            for group, head, number in self._heads.long(is_short=self._room() <= 0):
+                if number:
+                    left += group.leave_all(number)
+                    continue
+                if group.waits:
                     left += group.leave()
-                    self._memory.replace(
-                        group.head, group.head.row._replace(body=b"", headers=None)
-                    )
+                self._memory.replace(head, head.row._replace(body=b"", headers=None))
         self._memory.forget_all(left)
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
@@ -579,7 +609,7 @@ class GroupLanes(Part):
         """Return the first rows behind a head, up to an unwanted row; they remain in the group."""
         with self._lock:
             _, group = self._group_of(head.row)
-            is_head = group is not None and group.head is head
+            is_head = group is not None and head in group.heads
             return group.behind(count, is_wanted) if group is not None and is_head else []
 
     def flush(self) -> None:
@@ -672,13 +702,14 @@ class GroupLanes(Part):
             mine, group = self._group_of(one.row)
             if mine is None or group is None:
                 return
-            if group.head is one:
-                if not self._take_out(group):
+            is_head = one in group.heads
+            if is_head:
+                if not self._take_out(group, one):
                     return
-                self._heads.hold(group)
+                self._heads.hold(group, one)
             elif row is None:
                 group.remove(lambda other: other is one)
-        if group.head is one:
+        if is_head:
             self._renew(mine, group, one, row)
         elif row is None:
             self._memory.forget(one)

@@ -26,6 +26,7 @@ from shardq import locks
 
 if TYPE_CHECKING:
     from shardq.engine.leases.lease import Lease
+    from shardq.model.limits import Bucket
     from shardq.model.message import Row
 
 
@@ -111,6 +112,7 @@ class Delivery:
             exist.
         is_stale: For the head of a group: True if its row must be reread before the hand-out.
         is_edited: For a row of a group: True if the row was edited under its lease.
+        line: For a row of a group with a rate, a tier or several places: its group's line.
     """
 
     __slots__ = (
@@ -123,6 +125,7 @@ class Delivery:
         "is_edited",
         "is_stale",
         "lease",
+        "line",
         "row",
         "settled",
         "stage",
@@ -148,6 +151,7 @@ class Delivery:
         self.attempt = self.begun_us = self.thread_id = self.there_until_us = 0
         self.is_claim = self.is_stale = self.is_edited = False
         self.settled: threading.Event | None = None
+        self.line: HeadLine | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -245,9 +249,41 @@ class Delivery:
         self.is_stale = True
 
     def lead(self, *, careful: bool) -> None:
-        """Record that the delivery is the head of its group, and is handed out next."""
+        """Record that it is a head of its group, and is handed out next."""
         self.careful, self.is_stale = careful, False
+
+    def line_up(self, line: HeadLine | None) -> None:
+        """Record in which line of its group it waits for a handler; None: its group has none."""
+        self.line = line
 
     def become_claim(self, claim: Row) -> None:
         """Record that the row was parked: from now on the delivery's row is this claim."""
         self.row, self.is_claim = claim, True
+
+
+class HeadLine:
+    """The heads of one group that wait for a handler. The caller holds the lock of `ready`.
+
+    Attributes:
+        tier: How many heads are taken in one turn.
+        bucket: The tokens of the group's rates; None: it has no rate.
+        heads: A heap of (band, due, order of the row id, head).
+        turn: The head that takes part in the turns; None: none does, or the line is held.
+        is_held: True if the line waits for a token.
+        left: How many more heads are taken in the present turn.
+        until_us: No head is taken before this time since boot.
+    """
+
+    __slots__ = ("bucket", "heads", "is_held", "left", "tier", "turn", "until_us")
+
+    def __init__(self, tier: int, bucket: Bucket | None) -> None:
+        self.tier = self.left = tier
+        self.bucket = bucket
+        self.heads: list[tuple[int, int, bytes, Delivery]] = []
+        self.turn: Delivery | None = None
+        self.is_held = False
+        self.until_us = 0
+
+    def next_us(self) -> float:
+        """When the next head may be taken, time since boot."""
+        return self.until_us if self.bucket is None else max(self.until_us, self.bucket.next_us())

@@ -75,6 +75,23 @@ class Snooze(HandlerDecision):
         self.reason: str = reason
 
 
+class Limited(Snooze):
+    """Raised by a handler: deliver nothing of the message's group for a while, and it first.
+
+    It uses no attempt. A message without a group is snoozed alone.
+
+    Args:
+        after: How long to wait: a duration, or a number of seconds as an HTTP answer has it in its
+            header `Retry-After`, `120` or `"120"`.
+        reason: As `Snooze` takes it.
+    """
+
+    def __init__(self, after: Duration | int, reason: str = "") -> None:
+        if isinstance(after, int) or (isinstance(after, str) and after.isdecimal()):
+            after = f"{after}s"
+        super().__init__(after, reason)
+
+
 class Bury(HandlerDecision):
     """Raised by a handler: move the message to the dead-letter queue now.
 
@@ -98,7 +115,8 @@ class Expired(Discard):
 def outcome_of(error: BaseException) -> Outcome:
     """The outcome of a delivery whose handler raised this error."""
     if isinstance(error, Snooze):
-        return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error))
+        is_limit = isinstance(error, Limited)
+        return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error), is_limit=is_limit)
     if isinstance(error, Discard):
         ended = EXPIRED if isinstance(error, Expired) else CANCELLED
         return ended._replace(reason=_text_of(error))

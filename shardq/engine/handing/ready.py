@@ -2,11 +2,14 @@
 
 ```
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
+   └── heads of groups ─► their turns, a line for each band (`turns.py`) ─────────────┘
 ```
 
-Handler threads wait here, one of them until the very next due (`waiters.py`). So a row is taken on
-its millisecond, by the thread that handles it. The number of rows has no bound here: the reader
-never adds more rows than it has room for.
+Of a band the row that is due first is taken: the first of its heap, or the group whose turn it is.
+
+Handler threads wait here, one of them until the very next due (`waiters.py`): a timer fires on its
+millisecond, in the thread that handles it. There is no bound here: the reader never adds more rows
+than it has room for.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.engine.handing.delivery import Delivery
+from shardq.engine.handing.turns import Turns
 from shardq.engine.handing.waiters import Waiters
 from shardq.model.ids import order_key
 from shardq.stores.store import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardq.clock import Clock
+    from shardq.engine.handing.delivery import HeadLine
+    from shardq.engine.handing.gate import Gate
 
 
 _PASSED_MAX = 1_000
@@ -69,6 +75,12 @@ class Ready:
         self._future: list[_Entry] = []
         self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
+        self._turns = Turns(clock, bands, self._look_again)
+        self.is_weighted = False
+        """True if bands take turns by weight; False: a band waits for all bands before it."""
+        self._credits = [0] * bands
+        self.gate: Gate | None = None
+        """The queue's limits, if it has any."""
         self._horizon: list[int | None] = [None] * bands
         self.is_stopped = False
         """True once no more rows are handed out."""
@@ -91,9 +103,12 @@ class Ready:
         future: list[_Entry] = []
         due: dict[int, list[_Entry]] = {}
         is_given = False
+        heads: list[Delivery] = []
         for one in deliveries:
             row = one.row
-            if row.due_ms > now_ms:
+            if one.grouped:
+                heads.append(one)
+            elif row.due_ms > now_ms:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
                 # A row that another member shared has a new due, and has waited since `since_ms`.
@@ -110,18 +125,33 @@ class Ready:
             _push(self._future, future)
             for band, entries in due.items():
                 _push(self._due[band], entries)
-            if (due and not is_taken) or (future and self._future[0][0] < head):
-                # The leader, which waits for a later due, must look again.
-                self.waiters.leader = None
-                self._changed.notify(len(deliveries))
+            for one in heads:
+                self._turns.add(one)
+            if ((due or heads) and not is_taken) or (future and self._future[0][0] < head):
+                # The leader waits for a later due: it must look again.
+                self._look_again(len(deliveries))
 
-    def offer(self, place: tuple[int, bytes], one: Delivery, *, is_taken: bool) -> None:
-        """Add one row that is due, as `add` does; `place` is its due and the sort key of its id."""
+    def offer(self, one: Delivery, *, is_taken: bool) -> None:
+        """Add the head of a group, as `add` does."""
         with self._lock:
-            heapq.heappush(self._due[one.band], (*place, one))
+            self._turns.add(one)
             if not is_taken:
-                self.waiters.leader = None
-                self._changed.notify()
+                self._look_again()
+
+    def hold(self, line: HeadLine, delay_ms: int) -> None:
+        """Hand out no head of a group for so long."""
+        with self._lock:
+            self._turns.hold(line, self._clock.boot_us() + 1_000 * delay_ms)
+
+    def reopen(self) -> None:
+        """Let waiting threads look again, as the queue's limits may allow another delivery."""
+        with self._lock:
+            self._look_again()
+
+    def _look_again(self, threads: int = 1) -> None:
+        """Wake threads, one of which then waits for the first due or token."""
+        self.waiters.leader = None
+        self._changed.notify(threads)
 
     def take(self) -> Delivery | None:
         """Take the first row that is due; None if no row is."""
@@ -167,24 +197,35 @@ class Ready:
             removed: list[Delivery] = []
             self._due = [_sift(heap, unwanted, removed) for heap in self._due]
             self._future = _sift(self._future, unwanted, removed)
+            removed += self._turns.remove(unwanted)
             return sorted(removed, key=lambda one: (one.row.due_ms, order_key(one.row.id)))
 
     def __len__(self) -> int:
-        return len(self._future) + sum(map(len, self._due))
+        return len(self._future) + sum(map(len, self._due)) + len(self._turns)
 
     def next_due_ms(self) -> int | None:
         """The due of the first row that can be taken at its due; None if there is no such row.
 
-        A due row that waits because a lagging lane may have an earlier row does not count.
+        A due row that waits because a lagging lane may have an earlier one does not count. If all
+        due rows wait for their rates, it is the time of the first token.
         """
         with self._lock:
-            for heap, horizon in zip(self._due, self._horizon, strict=True):
-                is_first = horizon is None or (heap and heap[0][0] <= horizon)
-                if heap and is_first:
-                    return heap[0][0]
-                if not is_first:
+            self._promote()
+            if self.gate is not None and not self.gate.may_begin():
+                opens_us = min(self.gate.opens_us(), self._clock.boot_us() + 1_000_000)
+                return self._clock.now_ms() + int((opens_us - self._clock.boot_us()) // 1_000) + 1
+            for band, horizon in enumerate(self._horizon):
+                first_ms = self._first_ms(band)
+                if first_ms != NEVER and (horizon is None or first_ms <= horizon):
+                    return first_ms
+                if horizon is not None and not self.is_weighted:
                     break
-            return self._future[0][0] if self._future else None
+            seconds = self._turns.seconds_to_next()
+            token_ms = (
+                NEVER if seconds == math.inf else self._clock.now_ms() + math.ceil(1e3 * seconds)
+            )
+            first_ms = min(token_ms, self._future[0][0] if self._future else NEVER)
+            return None if first_ms == NEVER else first_ms
 
     def has_due(self) -> bool:
         """True if a row is due and not taken yet."""
@@ -192,20 +233,30 @@ class Ready:
 
     @property
     def due(self) -> int:
-        """How many rows are due and not taken yet."""
+        """How many rows are due and not taken yet; rows that wait for a rate do not count."""
         with self._lock:
             self._promote()
-            return sum(map(len, self._due))
+            return self._due_count()
+
+    def _due_count(self) -> int:
+        return sum(map(len, self._due)) + self._turns.due
 
     def has(self, count: int) -> bool:
         """True if `count` rows can be taken now; rows that wait for a lagging lane do not count."""
         with self._lock:
             self._promote()
-            for heap, horizon in zip(self._due, self._horizon, strict=True):
+            if self.gate is not None and not self.gate.may_begin():
+                return False
+            for band, (heap, horizon) in enumerate(zip(self._due, self._horizon, strict=True)):
+                heads = self._turns.of_band(band)
                 if horizon is not None:
                     ready = (entry for entry in heap if entry[0] <= horizon)
-                    return sum(1 for _ in islice(ready, count)) >= count
-                count -= len(heap)
+                    early = (one for one in heads if one.row.due_ms <= horizon)
+                    count -= sum(1 for _ in islice(chain(ready, early), count))
+                    if count <= 0 or not self.is_weighted:
+                        return count <= 0
+                    continue
+                count -= len(heap) + sum(1 for _ in heads)
                 if count <= 0:
                     return True
         return False
@@ -213,8 +264,8 @@ class Ready:
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
         """Count the due rows that `wanted` accepts, and find since when the first has waited.
 
-        Only `most` rows are looked at. If more are due and one of the rows looked at is accepted,
-        all due rows count as accepted.
+        It looks at `most` rows without groups. If more are due, all count as accepted once one of
+        these is.
 
         Returns:
             The count, and since when, in epoch milliseconds; zeros if no row is accepted.
@@ -297,7 +348,7 @@ class Ready:
         return picked
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
-        """The lanes in `until_ms` with a row in `ready` that is due by the lane's time there."""
+        """The lanes without groups with a row that waits here, due by their `until_ms`."""
         sought, found = dict(until_ms), set()
         with self._lock:
             self._promote()
@@ -312,6 +363,7 @@ class Ready:
         return found
 
     def _promote(self) -> None:
+        self._turns.promote()
         future = self._future
         if not future:
             return
@@ -324,32 +376,85 @@ class Ready:
                 entry = (one.row.since_ms, *entry[1:])
             heapq.heappush(self._due[one.band], entry)
 
+    def _order(self) -> Iterable[int]:
+        """The bands in the order in which they are asked for a row."""
+        if not self.is_weighted:
+            return range(self.bands)
+        bands = [
+            band
+            for band, horizon in enumerate(self._horizon)
+            if (first_ms := self._first_ms(band)) != NEVER
+            and (horizon is None or first_ms <= horizon)
+        ]
+        if not bands:
+            return ()
+        # Smooth weighted round robin, as in nginx: each band gains its weight, the first pays all.
+        for band in bands:
+            self._credits[band] += self._weight(band)
+        first = max(bands, key=self._credits.__getitem__)
+        self._credits[first] -= sum(map(self._weight, bands))
+        return (first,)
+
+    def _weight(self, band: int) -> int:
+        """The weight of a band: twice that of the next one."""
+        return 1 << (self.bands - 1 - band)
+
+    def _first_ms(self, band: int) -> int:
+        """The due of the first row of a band that is due."""
+        heap = self._due[band]
+        first_ms = heap[0][0] if heap else NEVER
+        if self._turns.due and (head := self._turns.first(band)) is not None:
+            return min(first_ms, head.row.due_ms)
+        return first_ms
+
     def _pop(self) -> Delivery | None:
+        if self.gate is not None and not self.gate.may_begin():
+            return None
         self._promote()
-        for band, heap in enumerate(self._due):
+        turns = self._turns
+        for band in self._order():
+            heap = self._due[band]
+            first_ms = heap[0][0] if heap else NEVER
+            head = turns.first(band) if turns.due else None
+            if head is not None:
+                if head.row.due_ms < first_ms:
+                    first_ms = head.row.due_ms
+                else:
+                    head = None
             horizon = self._horizon[band]
-            if horizon is not None and not (heap and heap[0][0] <= horizon):
+            if horizon is not None and first_ms > horizon:
                 # Bands are strict: while a lagging lane may have an earlier row of this band, later
                 # bands wait.
                 return None
-            if heap:
+            if first_ms == NEVER:
+                continue
+            if head is None:
                 one = heapq.heappop(heap)[2]
-                # Call it under the lock, so that a stop cannot overlook this delivery.
-                self._on_take(one)
-                return one
+            else:
+                one = head
+                turns.take(one)
+            # Under the lock, so that a stop cannot overlook this delivery.
+            self._on_take(one)
+            if self.gate is not None:
+                self.gate.begin()
+            return one
         return None
 
     def _let_go(self) -> None:
-        # Polls call this often: a row that is not due wakes no thread, as the leader waits for its
-        # due.
-        if any(self._due):
+        # Polls call this often: a row that is not due wakes no thread, as the leader waits for it.
+        if any(self._due) or self._turns.due:
             self._changed.notify_all()
 
     def seconds_to_next(self) -> float:
-        """Seconds until a row comes due; infinite without rows. The waiters' lock is held."""
+        """Seconds until a row comes due; infinite without one. The waiters' lock is held."""
+        seconds = self._turns.seconds_to_next()
+        if self.gate is not None and (opens_us := self.gate.opens_us()):
+            wait_s = max(0.0, (opens_us - self._clock.boot_us()) / 1e6)
+            if wait_s and self._due_count():
+                return wait_s
         if not self._future:
-            return math.inf
-        return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+            return seconds
+        return min(seconds, max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6))
 
 
 def _push(heap: list[_Entry], entries: list[_Entry]) -> None:

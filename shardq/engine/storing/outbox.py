@@ -149,6 +149,10 @@ class Outbox(Part):
             self._news.wake()
         elif is_first:
             self._news.on_first()
+        if self._ready.gate is not None:
+            self._ready.reopen()
+        if outcome.is_limit:
+            self._groups.hold(one, outcome.delay_ms or 0)
         if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
 
@@ -215,6 +219,10 @@ class Outbox(Part):
         """
         astray = sum(not one.has_ended for one in self._astray)
         return len(self._running) + astray - self.endings.freed
+
+    def count_at_handlers(self) -> int:
+        """How many deliveries were handed out and have not ended, also if others settled them."""
+        return self.unended + sum(not one.has_ended for one in self._astray)
 
     @property
     def unended(self) -> int:

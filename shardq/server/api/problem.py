@@ -158,7 +158,17 @@ def _is_refusal(kind: object) -> bool:
 
 _FIELDS = frozenset(
     {
-        *("due", "delay", "priority", "group", "headers", "key", "max_wait", "unique_for"),
+        *(
+            "due",
+            "delay",
+            "spread",
+            "priority",
+            "group",
+            "headers",
+            "key",
+            "max_wait",
+            "unique_for",
+        ),
         *("max", "visibility", "wait", "per_group", "limit", "horizon", "since", "until"),
         *("every", "cron", "tz", "start", "end", "count", "on_conflict", "expires"),
         *("lanes", "bands", "minute", "offset", "attempts", "backoff", "backoff_max", "hold"),

@@ -97,6 +97,7 @@ class KeyedMessage(NewBody, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         due: When to deliver it; now unless given.
         delay: Instead of `due`: how long from now.
+        spread: How much later it may be due, if the queue's budget is used up.
         priority: 0 is first.
         group: Messages of one group are delivered one at a time, in order.
         headers: Names and texts that travel with the body.
@@ -109,6 +110,7 @@ class KeyedMessage(NewBody, kw_only=True, forbid_unknown_fields=True):
 
     due: Time | UnsetType = UNSET
     delay: Span | UnsetType = UNSET
+    spread: Span | UnsetType = UNSET
     priority: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     group: str | UnsetType = UNSET
     headers: dict[str, str] | UnsetType = UNSET

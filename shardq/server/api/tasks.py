@@ -35,6 +35,7 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
         args: Its arguments, by name.
         due: When it runs; now unless given.
         delay: Instead of `due`: how long from now.
+        spread: How much later it may be due, if the queue's budget is used up.
         priority: 0 is first.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has.
@@ -53,6 +54,7 @@ class NewJob(Struct, kw_only=True, forbid_unknown_fields=True):
     args: dict[str, Raw] = {}
     due: Time | UnsetType = UNSET
     delay: Span | UnsetType = UNSET
+    spread: Span | UnsetType = UNSET
     priority: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     group: str | UnsetType = UNSET
     key: str | UnsetType = UNSET

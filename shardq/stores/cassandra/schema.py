@@ -44,6 +44,7 @@ TABLES = (
     "actions",
     "endpoints",
     "sent",
+    "limits",
 )
 """The files of `cql/`, in the order of creation. The first marks a keyspace as ours."""
 

@@ -218,6 +218,14 @@ CREATE TABLE sent (
     until_us INTEGER,          -- when the row expires, epoch microseconds
     PRIMARY KEY (queue, bucket, name)
 ) WITHOUT ROWID""",
+    """
+CREATE TABLE limits (
+    queue  TEXT NOT NULL, -- name of the queue
+    name   TEXT NOT NULL, -- the limit: running, or rate; or a stretch of time with a budget
+    shares TEXT NOT NULL, -- JSON: member -> its share, its end, and how much it could use
+    until_us INTEGER,     -- when the row expires, epoch microseconds
+    PRIMARY KEY (queue, name)
+) WITHOUT ROWID""",
 )
 """The statements that make the tables of format `BASE`."""
 

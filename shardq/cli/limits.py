@@ -1,0 +1,110 @@
+"""Limits of a queue's groups: listed, set, removed, explained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shardq.cli import listing, options, screen
+from shardq.model.limits import PLACES_MAX, TIER_MAX, limits_of
+
+
+@options.command(
+    "shardq limits mail",
+    "shardq limits mail '*' --places 2 --rate 10/s --burst 5",
+    "shardq limits mail 'vip-*' --places 10 --tier 3",
+    "shardq limits mail 'vip-*' --remove",
+    "shardq limits mail tenant-7",
+)
+@options.queue
+@click.argument("groups", required=False)
+@options.option("--places N", "Deliveries that may run at once.", least=1, most=PLACES_MAX)
+@options.option("--rate RATE", "Deliveries that may begin: 10/s, 1,000/h.", multiple=True)
+@options.option("--burst N", "How many may begin at once after a rest.", least=1)
+@options.option("--tier N", "Its weight beside other groups.", least=1, most=TIER_MAX)
+@options.option("--remove", "Remove the limits of GROUPS.")
+def limits(
+    queue: str,
+    groups: str | None,
+    rate: tuple[str, ...],
+    *,
+    remove: bool,
+    **given: int | None,
+) -> None:
+    """List the limits of the groups of QUEUE; or set those of GROUPS, or explain them.
+
+    GROUPS is the name of a group, or the beginning of names and a *, or * for each group that no
+    other limit names. The limits that are given replace those that GROUPS had. A name comes before
+    the longest beginning. Without an option the limits that hold for one group are explained.
+    """
+    wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if rate:
+        wanted["rate"] = list(rate)
+    if (wanted or remove) and groups is None:
+        raise click.UsageError("name the GROUPS whose limits to change; * is each group.")
+    if wanted and remove:
+        raise click.UsageError("--remove goes with no other option.")
+    target = options.queue_of(queue)
+    if groups is None:
+        _list(target.settings.group_limits)
+    elif wanted or remove:
+        target.limit(groups, **wanted)
+        limit = limits_of(target.settings.group_limits).of(groups.rstrip("*"))
+        click.echo(f"{queue}: {groups}: {limit}{'; its own limits are removed' * remove}")
+    else:
+        _explain(target.settings.group_limits, groups)
+
+
+def _list(stored: str) -> None:
+    found = limits_of(stored)
+    rules = [*found.rules.items(), ("*", found.each)]
+    rows = [(name, limit, _paused(name, found.paused)) for name, limit in rules]
+    named = {name for name, *_ in rows}
+    rows += [(name, found.of(name.rstrip("*")), "yes") for name in sorted(found.paused - named)]
+    listing.show_all(
+        rows,
+        lambda row: {"groups": row[0], **_limit_to_json(row[1]), "paused": row[2] == "yes"},
+        lambda row: {
+            "groups": row[0],
+            ">places": f"{row[1].places:,}",
+            "rate": " ".join(str(rate) for rate, _ in row[1].rates) or "-",
+            ">burst": " ".join(f"{burst:,}" for _, burst in row[1].rates) or "-",
+            ">tier": f"{row[1].tier:,}",
+            "paused": row[2],
+        },
+        free=0,
+        empty="",
+    )
+
+
+def _paused(name: str, paused: frozenset[str]) -> str:
+    return "yes" if name in paused else "no"
+
+
+def _limit_to_json(limit: Any) -> dict[str, Any]:
+    return {
+        "places": limit.places,
+        "rates": [str(rate) for rate, _ in limit.rates],
+        "bursts": [burst for _, burst in limit.rates],
+        "tier": limit.tier,
+    }
+
+
+def _explain(stored: str, group: str) -> None:
+    found = limits_of(stored)
+    limit, rule, pause = found.of(group), found.rule_of(group), found.pause_of(group)
+    if options.is_json():
+        told = {"group": group, "rule": rule, "paused_by": pause, **_limit_to_json(limit)}
+        screen.print_json(told)
+        return
+    by = (
+        "no rule names it, so it has those of each group" if rule is None else f"by the rule {rule}"
+    )
+    click.echo(f"{group}: {limit}; {by}")
+    if limit.places == 1:
+        click.echo("Its messages are delivered one at a time, in order.")
+    else:
+        click.echo("Its messages have no order.")
+    if pause is not None:
+        click.echo(f"It is paused by {pause}: `shardq queues resume QUEUE --group '{pause}'`.")

@@ -1,0 +1,131 @@
+"""The limits of a queue at one member: it begins deliveries within its shares of them.
+
+```
+ due rows ─► share of `running` left? ─► token of its share of the rate? ─► handed out
+ each second, and sooner where rows wait: shares are taken, renewed, given back
+```
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shardq.model.limits import Bucket, queue_limit_of
+from shardq.records.shares import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.lifecycle.home import QueueHome
+
+_RENEW_US = 1_000_000
+_EAGER_US = 100_000
+"""A member with due rows and without a share looks for one so often."""
+GATE_S = 0.5
+"""Seconds from step to step while a queue has limits: shares are renewed in time."""
+_KEPT_US = 3_000_000
+"""An unused share is kept for this long."""
+_TURN_MS = 3_000
+_TURN_INTERVALS = 20
+
+
+class Gate:
+    """The limits of one queue at one member. `may_begin` and `begin`: under the lock of `ready`.
+
+    Args:
+        threads: Handler slots; 0 for callers of `receive`, whose deliveries do not count.
+        running: Returns how many handlers run here.
+    """
+
+    def __init__(self, home: QueueHome, threads: int, running: Callable[[], int]) -> None:
+        self._clock = home.clock
+        self._register = home.register
+        self._threads = threads
+        self._running = running
+        store, member = home.store, home.member
+        self._slots = Shares(store, home.clock, home.register, "running", member=member)
+        self._tokens = Shares(store, home.clock, home.register, "rate", member=member)
+        self._limit = queue_limit_of("")
+        self._bucket: Bucket | None = None
+        self._units = 0
+        self._looked_us = self._wanted_us = 0
+
+    @property
+    def is_on(self) -> bool:
+        """True if the queue has limits."""
+        return bool(self._register.settings.queue_limit)
+
+    def opens_us(self) -> float:
+        """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
+        now_us = self._clock.boot_us()
+        limit = self._limit
+        if limit.running and self._threads:
+            granted = self._slots.granted
+            if now_us >= granted.until_us or self._running() >= granted.units:
+                return math.inf
+        if not limit.rates:
+            return 0
+        granted = self._tokens.granted
+        if self._bucket is None or granted.units != self._units or now_us >= granted.until_us:
+            return math.inf
+        return self._bucket.next_us()
+
+    def may_begin(self) -> bool:
+        """True if a delivery may begin now."""
+        return self.opens_us() <= self._clock.boot_us()
+
+    def begin(self) -> None:
+        """Count a delivery that begins."""
+        self._wanted_us = self._clock.boot_us()
+        if self._bucket is not None:
+            self._bucket.take(self._wanted_us)
+
+    def keep(self, due: int) -> bool:
+        """Take, renew or give back shares, if it is time. From the thread that steps the engine.
+
+        Args:
+            due: How many rows are due and wait for a handler.
+
+        Returns:
+            True if shares may have changed: threads that wait for a row are to look again.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Try again.
+        """
+        limit = queue_limit_of(self._register.settings.queue_limit)
+        now_us = self._clock.boot_us()
+        if due:
+            self._wanted_us = now_us
+        is_eager = bool(due) and self.opens_us() == math.inf
+        every_us = _EAGER_US if is_eager else _RENEW_US
+        if limit is self._limit and now_us - self._looked_us < every_us:
+            return False
+        is_new, self._looked_us = limit is not self._limit, now_us
+        if is_new:
+            self._limit, self._bucket, self._units = limit, None, 0
+        is_wanted = now_us - self._wanted_us < _KEPT_US
+        if limit.running and self._threads:
+            running = self._running()
+            wants = min(self._threads, running + due) if is_wanted else running
+            self._slots.take(limit.running, used=running, wants=wants, turn_ms=_TURN_MS)
+        if limit.rates:
+            slowest_us = max(rate.interval_us for rate, _ in limit.rates)
+            turn_ms = max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3))
+            wants = limit.units if is_wanted else 0
+            self._tokens.take(limit.units, used=0, wants=wants, turn_ms=turn_ms)
+            self._fit(self._tokens.granted.units)
+        return True
+
+    def _fit(self, units: int) -> None:
+        """Fit the bucket to a share of so many units; one that begins is empty."""
+        if units == self._units:
+            return
+        now_us = self._clock.boot_us()
+        if not units:
+            self._bucket = None
+        elif self._bucket is None:
+            self._bucket = Bucket(self._limit.part_of(units), now_us)
+        else:
+            self._bucket.change(self._limit.part_of(units), now_us)
+        self._units = units

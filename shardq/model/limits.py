@@ -1,0 +1,480 @@
+"""Limits: how many deliveries of a group may run at once, and how many may begin in a time.
+
+```
+ groups={"places": 3, "rate": "10/s", "burst": 5, "vip-*": {"places": 10, "tier": 3}}
+          └── of each group ──────────────────┘   └── of groups whose names match ─┘
+```
+
+A rate is kept by a token bucket: in any time T at most `rate * T + burst` deliveries begin.
+
+Source: the generic cell rate algorithm (ITU-T I.371), which keeps one time for each rate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, TypedDict
+
+from shardq.errors import BadSetting, BadTime, shown
+from shardq.model.times import duration_ms, duration_text
+
+PLACES_MAX = 1_000
+RUNNING_MAX = 100_000
+TIER_MAX = 100
+BURST_MAX = 1_000_000
+RULES_MAX = 1_000
+RATES_MAX = 4
+_COUNT_MAX = 1_000_000
+_PER_MS_MAX = 366 * 86_400_000
+_PATTERN_MAX = 256
+_OF_QUEUE = {"rate", "burst", "running", "budget"}
+_RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
+_UNITS = {
+    **dict.fromkeys(("ms",), "ms"),
+    **dict.fromkeys(("s", "sec", "second"), "s"),
+    **dict.fromkeys(("m", "min", "minute"), "m"),
+    **dict.fromkeys(("h", "hr", "hour"), "h"),
+    **dict.fromkeys(("d", "day"), "d"),
+}
+
+
+class GroupOptions(TypedDict, total=False):
+    """The limits of a group, as users give them.
+
+    Attributes:
+        places: Deliveries that may run at once, 1 to 1,000; 1 unless given. With more than 1 the
+            messages of a group have no order.
+        rate: Deliveries that may begin in a time, `10/s` or `1,000/h`; several in a list.
+        burst: How many may begin at once after a rest, 1 to 1,000,000; 1 unless given. It belongs
+            to the rate over the shortest time; the burst of any other rate is its count.
+        tier: The group's weight beside other groups, 1 to 100; 1 unless given.
+    """
+
+    places: int
+    rate: str | list[str]
+    burst: int
+    tier: int
+
+
+class BeginRate(NamedTuple):
+    """A number of deliveries in a time.
+
+    Attributes:
+        number: How many.
+        per_ms: The time, milliseconds.
+    """
+
+    number: int
+    per_ms: int
+
+    @property
+    def interval_us(self) -> float:
+        """Microseconds from one to the next."""
+        return self.per_ms * 1_000 / self.number
+
+    def __str__(self) -> str:
+        """Return the rate as users write it.
+
+        >>> str(BeginRate(10, 1_000)), str(BeginRate(1_000, 3_600_000)), str(BeginRate(5, 90_000))
+        ('10/s', '1000/h', '5/90s')
+        """
+        for unit in ("d", "h", "m", "s"):
+            if self.per_ms == duration_ms(f"1{unit}"):
+                return f"{self.number}/{unit}"
+        if self.per_ms % 1_000:
+            return f"{self.number}/{self.per_ms}ms"
+        return f"{self.number}/{self.per_ms // 1_000}s"
+
+
+class GroupLimit(NamedTuple):
+    """The limits of one group.
+
+    Attributes:
+        places: Deliveries that may run at once.
+        rates: Rates, each with its burst, the one over the shortest time first.
+        tier: The weight beside other groups.
+    """
+
+    places: int = 1
+    rates: tuple[tuple[BeginRate, int], ...] = ()
+    tier: int = 1
+
+    def __str__(self) -> str:
+        """Return the limits as a sentence has them.
+
+        >>> str(read_group({"places": 3, "rate": ["10/s", "1,000/h"], "burst": 5, "tier": 2}))
+        '3 places, 10/s and 1000/h, burst 5, tier 2'
+        """
+        said = [f"{self.places} {'place' if self.places == 1 else 'places'}"]
+        if self.rates:
+            said.append(" and ".join(str(rate) for rate, _ in self.rates))
+            if self.rates[0][1] > 1:
+                said.append(f"burst {self.rates[0][1]}")
+        if self.tier > 1:
+            said.append(f"tier {self.tier}")
+        return ", ".join(said)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limits as users give them, without defaults."""
+        said: dict[str, Any] = {}
+        if self.places != 1:
+            said["places"] = self.places
+        if self.rates:
+            rates = [str(rate) for rate, _ in self.rates]
+            said["rate"] = rates[0] if len(rates) == 1 else rates
+            if self.rates[0][1] != 1:
+                said["burst"] = self.rates[0][1]
+        if self.tier != 1:
+            said["tier"] = self.tier
+        return said
+
+
+ORDERED = GroupLimit()
+"""The limits of a group without any: one place, so that its messages keep their order."""
+
+
+class QueueLimit(NamedTuple):
+    """The limits of a queue, over all its consumers.
+
+    Attributes:
+        running: Deliveries to handlers that may run at once; 0: any number.
+        rates: As `GroupLimit.rates`.
+        budget: Messages that may be due in each stretch of time; None: any number.
+    """
+
+    running: int = 0
+    rates: tuple[tuple[BeginRate, int], ...] = ()
+    budget: BeginRate | None = None
+
+    @property
+    def units(self) -> int:
+        """Into how many parts the rates are shared out: as many as the smallest burst."""
+        return min((burst for _, burst in self.rates), default=0)
+
+    def part_of(self, units: int) -> tuple[tuple[BeginRate, int], ...]:
+        """The rates and bursts of a share of so many units."""
+        whole = self.units
+        return tuple(
+            (BeginRate(rate.number * units, rate.per_ms * whole), burst * units // whole)
+            for rate, burst in self.rates
+        )
+
+    def to_json(self) -> str:
+        """Return the stored form; empty if there are no limits."""
+        said = GroupLimit(rates=self.rates).to_json()
+        if self.running:
+            said["running"] = self.running
+        if self.budget is not None:
+            said["budget"] = str(self.budget)
+        return json.dumps(said, separators=(",", ":"), sort_keys=True) if said else ""
+
+
+class GroupLimits:
+    """The limits of all groups of a queue.
+
+    Args:
+        each: The limits of groups that no rule names.
+        rules: Name, or beginning of names and `*` -> the limits of these groups.
+        paused: Names, or beginnings of names and `*`, of groups that are paused.
+    """
+
+    def __init__(
+        self, each: GroupLimit, rules: Mapping[str, GroupLimit], paused: Iterable[str] = ()
+    ) -> None:
+        self.each = each
+        self.rules = dict(rules)
+        self.paused = frozenset(paused)
+        self._names = {name: rule for name, rule in rules.items() if not name.endswith("*")}
+        patterns = (name for name in rules if name.endswith("*"))
+        self._patterns = sorted(patterns, key=len, reverse=True)
+
+    def of(self, group: str) -> GroupLimit:
+        """Return the limits of a group: by its name, else by the longest pattern that matches."""
+        if not self.rules:
+            return self.each
+        if (named := self._names.get(group)) is not None:
+            return named
+        for pattern in self._patterns:
+            if is_of(group, pattern):
+                return self.rules[pattern]
+        return self.each
+
+    def pause_of(self, group: str) -> str | None:
+        """Return the name or pattern by which a group is paused; None if it is not."""
+        return next((one for one in self.paused if is_of(group, one)), None)
+
+    def rule_of(self, group: str) -> str | None:
+        """Return the rule that holds for a group; None if it has the limits of each group."""
+        if group in self._names:
+            return group
+        return next((one for one in self._patterns if is_of(group, one)), None)
+
+    def to_json(self) -> str:
+        """Return the stored form; empty if there are no limits."""
+        said = self.each.to_json() | {name: one.to_json() for name, one in self.rules.items()}
+        if self.paused:
+            said["paused"] = sorted(self.paused)
+        return json.dumps(said, separators=(",", ":"), sort_keys=True) if said else ""
+
+
+def is_of(group: str, pattern: str) -> bool:
+    """True if a group has this name, or its name begins as the pattern with a `*` does."""
+    return group.startswith(pattern[:-1]) if pattern.endswith("*") else group == pattern
+
+
+@lru_cache(maxsize=256)
+def limits_of(stored: str) -> GroupLimits:
+    """Return the limits of a queue's groups from their stored form.
+
+    Raises:
+        BadSetting: If they cannot be read.
+
+    >>> limits_of('{"places":3,"vip-*":{"tier":5}}').of("vip-7")
+    GroupLimit(places=1, rates=(), tier=5)
+    """
+    return read_groups(json.loads(stored)) if stored else GroupLimits(ORDERED, {})
+
+
+def read_groups(given: object) -> GroupLimits:
+    """Read the limits of a queue's groups as users give them.
+
+    Args:
+        given: A mapping of `GroupOptions`, in which a name or pattern of groups has a mapping of
+            its own, and `paused` a list of names and patterns.
+
+    Raises:
+        BadSetting: If a limit is unknown, out of bounds, or contradicts another.
+    """
+    if not isinstance(given, Mapping):
+        raise BadSetting(
+            f"groups must be limits such as {{'places': 3, 'rate': '10/s'}}, not {shown(given)}."
+        )
+    own = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+    paused = own.pop("paused", ())
+    if not isinstance(paused, (list, tuple)):
+        raise BadSetting(f"paused must be a list of groups, not {shown(paused)}.")
+    rules = {name: value for name, value in given.items() if isinstance(value, Mapping)}
+    if len(rules) + len(paused) > RULES_MAX:
+        raise BadSetting(
+            f"groups may have {RULES_MAX} rules and pauses at most, not {len(rules) + len(paused)}."
+        )
+    for name in (*rules, *paused):
+        _check_pattern(name)
+    each = read_group(own)
+    found = {name: read_group(value) for name, value in sorted(rules.items())}
+    return GroupLimits(each, found, paused)
+
+
+def with_rule(stored: str, groups: str, options: GroupOptions) -> str:
+    """Return limits in which a rule is added or replaced, or removed if it has no options.
+
+    Args:
+        stored: The limits, in their stored form.
+        groups: The name or pattern of groups that the rule is for; `*`: each that no rule names.
+        options: The limits.
+
+    Raises:
+        BadSetting: If the name or a limit cannot be used.
+
+    >>> with_rule('{"places":3}', "vip-*", {"places": 9}), with_rule('{"places":3}', "*", {})
+    ('{"places":3,"vip-*":{"places":9}}', '')
+    """
+    limits = limits_of(stored)
+    if groups == "*":
+        return GroupLimits(read_group(options), limits.rules, limits.paused).to_json()
+    _check_pattern(groups)
+    rules = {name: rule for name, rule in limits.rules.items() if name != groups}
+    if options:
+        rules[groups] = read_group(options)
+    return read_groups(json.loads(_said(GroupLimits(limits.each, rules, limits.paused)))).to_json()
+
+
+def with_pause(stored: str, groups: str, *, paused: bool) -> str:
+    """Return limits in which groups are paused, or are not any more.
+
+    Args:
+        stored: The limits, in their stored form.
+        groups: The name or pattern of the groups.
+        paused: True to pause them.
+
+    Raises:
+        BadSetting: If the name cannot be used, or nothing is paused by it that is to be resumed.
+    """
+    limits = limits_of(stored)
+    _check_pattern(groups)
+    if not paused and groups not in limits.paused:
+        held = ", ".join(sorted(limits.paused)) or "none"
+        raise BadSetting(f"{shown(groups)} is not paused; paused groups: {held}.")
+    changed = limits.paused | {groups} if paused else limits.paused - {groups}
+    return read_groups(json.loads(_said(GroupLimits(limits.each, limits.rules, changed)))).to_json()
+
+
+def _said(limits: GroupLimits) -> str:
+    return limits.to_json() or "{}"
+
+
+def _check_pattern(name: object) -> None:
+    if not (isinstance(name, str) and name and len(name) <= _PATTERN_MAX) or "*" in name[:-1]:
+        raise BadSetting(
+            f"{shown(name)} must be the name of a group, or the beginning of names and a '*', of "
+            f"{_PATTERN_MAX} characters at most."
+        )
+
+
+def read_group(given: Mapping[str, Any]) -> GroupLimit:
+    """Read the limits of one group.
+
+    Raises:
+        BadSetting: If a limit is unknown, out of bounds, or contradicts another.
+    """
+    if unknown := given.keys() - GroupOptions.__annotations__.keys():
+        raise BadSetting(
+            f"there is no limit {shown(min(unknown, key=str))} of a group; there are "
+            f"{', '.join(GroupOptions.__annotations__)}, and patterns such as 'vip-*' with limits "
+            f"of their own."
+        )
+    burst = _whole(given, "burst", BURST_MAX)
+    rates = read_rates(given["rate"]) if "rate" in given else ()
+    if "burst" in given and not rates:
+        raise BadSetting("a burst needs a rate: give both, or neither.")
+    bursts = (burst, *(rate.number for rate in rates[1:]))
+    return GroupLimit(
+        places=_whole(given, "places", PLACES_MAX),
+        rates=tuple(zip(rates, bursts, strict=False)),
+        tier=_whole(given, "tier", TIER_MAX),
+    )
+
+
+@lru_cache(maxsize=256)
+def queue_limit_of(stored: str) -> QueueLimit:
+    """Return the limits of a queue from their stored form.
+
+    Raises:
+        BadSetting: If they cannot be read.
+    """
+    return read_limits(json.loads(stored)) if stored else QueueLimit()
+
+
+def read_limits(given: object) -> QueueLimit:
+    """Read the limits of a queue as users give them: `rate`, `burst`, `running` and `budget`.
+
+    Raises:
+        BadSetting: If a limit is unknown, out of bounds, or contradicts another.
+    """
+    if not isinstance(given, Mapping) or given.keys() - _OF_QUEUE:
+        raise BadSetting(
+            f"limits of a queue are {', '.join(sorted(_OF_QUEUE))}, such as "
+            f"{{'rate': '10/s', 'running': 20}}, not {shown(given)}."
+        )
+    named = {name: given[name] for name in ("rate", "burst") if name in given}
+    running = _whole(given, "running", RUNNING_MAX) if "running" in given else 0
+    budget = read_rate(given["budget"]) if "budget" in given else None
+    return QueueLimit(running, read_group(named).rates, budget)
+
+
+def read_rates(given: object) -> tuple[BeginRate, ...]:
+    """Read one rate or several, the one over the shortest time first.
+
+    Raises:
+        BadSetting: If one cannot be read, two are over the same time, or one makes another useless.
+    """
+    texts = given if isinstance(given, (list, tuple)) else [given]
+    rates = sorted(map(read_rate, texts), key=lambda rate: rate.per_ms)
+    if not 0 < len(rates) <= RATES_MAX:
+        raise BadSetting(f"give 1 to {RATES_MAX} rates, not {len(rates)}.")
+    for shorter, longer in pairwise(rates):
+        if shorter.per_ms == longer.per_ms or longer.interval_us <= shorter.interval_us:
+            raise BadSetting(
+                f"the rates {shorter} and {longer} contradict each other: the one over the longer "
+                f"time must allow fewer on average, or it limits nothing."
+            )
+    return tuple(rates)
+
+
+def read_rate(given: object) -> BeginRate:
+    """Read a rate.
+
+    Args:
+        given: A count and a time: `10/s`, `1,000/min`, `5/90s`.
+
+    Raises:
+        BadSetting: If it cannot be read, or is out of bounds.
+
+    >>> read_rate("1,000/min"), read_rate("5/90s")
+    (BeginRate(number=1000, per_ms=60000), BeginRate(number=5, per_ms=90000))
+    """
+    parts = _RATE.match(given) if isinstance(given, str) and len(given) <= 64 else None
+    unit = None if parts is None else _UNITS.get(parts[3])
+    if parts is None or unit is None:
+        raise BadSetting(
+            f"a rate must be a count and a time such as '10/s', '1,000/min' or '5/90s', not "
+            f"{shown(given)}."
+        )
+    count = int(re.sub("[,_]", "", parts[1]))
+    try:
+        per_ms = duration_ms(f"{parts[2] or 1}{unit}")
+    except BadTime:
+        per_ms = 0
+    if not (0 < count <= _COUNT_MAX and 0 < per_ms <= _PER_MS_MAX):
+        raise BadSetting(
+            f"a rate must be 1 to {_COUNT_MAX} in 1ms to {duration_text(_PER_MS_MAX)}, not "
+            f"{shown(given)}; to hold a group back, pause it."
+        )
+    return BeginRate(count, per_ms)
+
+
+def _whole(given: Mapping[str, Any], name: str, most: int) -> int:
+    value = given.get(name, 1)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return value
+    raise BadSetting(f"{name} must be a whole number from 1 to {most}, not {shown(value)}.")
+
+
+class Bucket:
+    """The tokens of one group: each delivery takes one of each rate.
+
+    Args:
+        rates: The rates, each with its burst.
+        empty_us: When the bucket was empty, time since boot: tokens come from then on.
+    """
+
+    __slots__ = ("_rates", "_taken_us")
+
+    def __init__(self, rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> None:
+        self._rates = [(rate.interval_us, (burst - 1) * rate.interval_us) for rate, burst in rates]
+        # The time at which the bucket of each rate is full again.
+        self._taken_us = [empty_us + every_us + burst_us for every_us, burst_us in self._rates]
+
+    def next_us(self) -> float:
+        """Return when a token is there, time since boot."""
+        times = zip(self._taken_us, self._rates, strict=True)
+        return max(full_us - burst_us for full_us, (_, burst_us) in times)
+
+    def change(self, rates: tuple[tuple[BeginRate, int], ...], now_us: int) -> None:
+        """Let other rates hold: tokens that are there stay, as far as the new bursts have room."""
+        pairs = zip(self._taken_us, self._rates, rates, strict=True)
+        changed, taken_us = [], []
+        for full_us, (every_us, burst_us), (rate, burst) in pairs:
+            tokens = (burst_us + every_us - max(full_us - now_us, 0)) / every_us
+            new_us = rate.interval_us
+            taken_us.append(now_us + (burst - min(max(tokens, 0), burst)) * new_us)
+            changed.append((new_us, (burst - 1) * new_us))
+        self._rates, self._taken_us = changed, taken_us
+
+    def take(self, now_us: int) -> bool:
+        """Take a token of each rate; False if one has none, and nothing is taken."""
+        if self.next_us() > now_us:
+            return False
+        self._taken_us = [
+            max(full_us, now_us) + every_us
+            for full_us, (every_us, _) in zip(self._taken_us, self._rates, strict=True)
+        ]
+        return True
+
+    def is_full(self, now_us: int) -> bool:
+        """True if nothing was taken lately: a full bucket need not be remembered."""
+        return all(full_us <= now_us for full_us in self._taken_us)
