@@ -387,3 +387,19 @@ def test_python_consumers_share_a_queue_with_callers(tmp_path: Path) -> None:
             assert [one["body"] for one in got["messages"]] == ["from python"]
 
     play(story, f"sqlite:///{tmp_path}/jobs.db")
+
+
+@played()
+async def test_a_message_that_a_limit_or_a_pause_holds_back_says_which(api: Api) -> None:
+    queue = api.db.queue("mail", groups={"vip-*": {"rate": "4/h"}})
+    queue.put_many({"body": "x", "id": f"m{number}", "group": "vip-7"} for number in range(3))
+    state = await api.done("GET", MAIL + "/messages/m2")
+    assert (state["where"], state["limit"], state["limit_of"]) == (
+        "limited",
+        "1 place, 4/h",
+        "group",
+    )
+    assert state["ahead"] == 2
+    queue.pause(group="vip-*")
+    state = await api.done("GET", MAIL + "/envelopes/m2")
+    assert (state["where"], state["limit"], state["limit_of"]) == ("paused", "vip-*", "group")

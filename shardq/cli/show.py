@@ -91,7 +91,7 @@ def state_json(state: State) -> dict[str, Any]:
         "told": str(state),
         **screen.picked(state, "at until since member behind"),
         "head": None if state.head is None else state_json(state.head),
-        **screen.picked(state, "ahead busy threads attempts error reason"),
+        **screen.picked(state, "ahead busy threads attempts error reason limit limit_of"),
     }
 
 

@@ -557,7 +557,12 @@ class Engine(Part):
             gave=self.lanes.given,
             version=self._register.version,
             holder=self.leases.holder,
+            limited=self._limited(),
         )
+
+    def _limited(self) -> dict[str, int]:
+        held_back = self.ready.held_back
+        return self.groups.held_back() | ({"queue": held_back} if held_back else {})
 
     def _bury_dead(self) -> bool:
         """Remove members of this machine that are dead; True if any was removed."""

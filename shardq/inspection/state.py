@@ -37,7 +37,8 @@ class Where(StrEnum):
     PAUSED = "paused"
     """It is due, and its queue or its group is paused."""
     LIMITED = "limited"
-    """It is due, and its group has a limit: a rate, or places that messages before it take."""
+    """It is due, and a limit of its group or its queue holds it back: a rate, or messages that
+    run."""
     PASSED = "passed"
     """The message is due in a sealed partition: only a sweep or `check --all` reads it, no poll."""
     NO_CONSUMER = "no consumer"
@@ -100,8 +101,9 @@ class State:
             `receive`, None if the holder no longer reports.
         attempts: How often it was delivered.
         error: Why its last delivery failed, or why it died.
-        limit: The limits of its group, if it is `limited`; if its group is paused, the name or
-            pattern by which it is. Else None.
+        limit: The limits that hold it back, if it is `limited`; if its group is paused, the name
+            or pattern by which it is. Else None.
+        limit_of: `group` or `queue`: whose limits these are; None without `limit`.
         reason: Why it was snoozed, if its handler gave a reason and no delivery has failed since:
             then `error` is None, and `since` of a `snoozed` message is the time of the snooze.
     """
@@ -122,6 +124,7 @@ class State:
     error: str | None = None
     reason: str | None = None
     limit: str | None = None
+    limit_of: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -230,11 +233,10 @@ def _paused(state: State) -> str:
 
 def _limited(state: State) -> str:
     others = state.ahead or 0
-    before = f", behind {others:,} of its group" if others else ""
+    before = f", behind {others:,} of its {state.limit_of}" if others else ""
     until = f", until about {_until(state)}" if state.until else ""
-    return (
-        f"due since {_since(state)}; waits for the limit of its group, {state.limit}{before}{until}"
-    )
+    limit = f"the limit of its {state.limit_of}, {state.limit}"
+    return f"due since {_since(state)}; waits for {limit}{before}{until}"
 
 
 def _purged(state: State) -> str:

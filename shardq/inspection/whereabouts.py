@@ -20,7 +20,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.limits import limits_of
+from shardq.model.limits import GroupLimit, limits_of, queue_limit_of, wait_ms
 from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import due_ms, moment_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.inspection.finder import SearchResult, WantedMessage
+    from shardq.model.limits import QueueLimit
     from shardq.model.message import Message, Row
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
@@ -250,7 +251,14 @@ class Whereabouts:
         open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
         if beats and all(beat.isolated for beat in beats.values()) and open_ms > due_ms(state.at):
             return replace(state, where=Where.ISOLATED, until=moment_of(open_ms))
-        return self._of_ready(row, state, beats)
+        return self._of_queue(self._of_ready(row, state, beats), beats)
+
+    def _of_queue(self, state: State, beats: Mapping[str, Heartbeat]) -> State:
+        """The state of a message that only its queue's limits, or busy handlers, hold back."""
+        if not any("queue" in beat.limited for beat in beats.values()):
+            return state
+        limit = queue_limit_of(self._register.settings.queue_limit)
+        return _as_limited(state, limit, wait_ms(limit.rates, state.ahead or 0))
 
     def _held(
         self, row: Row, group: str, state: State, beats: Mapping[str, Heartbeat], is_head: bool
@@ -258,16 +266,13 @@ class Whereabouts:
         """The state of a due message that its group holds back; None if nothing does."""
         limits = limits_of(self._register.settings.group_limits)
         if (pause := limits.pause_of(group)) is not None:
-            return replace(state, where=Where.PAUSED, limit=pause)
+            return replace(state, where=Where.PAUSED, limit=pause, limit_of="group")
         if is_head:
             return None
         limit = limits.of(group)
         first, count = self._first_of_group(row)
         if limit.rates or 1 < limit.places <= count:
-            wait_us = max((count * rate.interval_us for rate, _ in limit.rates), default=0)
-            until = moment_of(due_ms(state.at) + int(wait_us // 1_000)) if wait_us else None
-            limited = replace(state, where=Where.LIMITED, until=until, ahead=count)
-            return replace(limited, limit=str(limit))
+            return _as_limited(replace(state, ahead=count), limit, wait_ms(limit.rates, count))
         if first is None or limit.places > 1:
             return None
         head = self._as_head(first, beats, state.at)
@@ -370,6 +375,17 @@ class Whereabouts:
             reason=error if is_snoozed else None,
         )
         return self._of_live(row, state, beats, failed_at, is_head=True)
+
+
+def _as_limited(state: State, limit: GroupLimit | QueueLimit, left_ms: int) -> State:
+    """The state of a message that a limit holds back for about so long; 0: it is not known."""
+    return replace(
+        state,
+        where=Where.LIMITED,
+        until=moment_of(due_ms(state.at) + left_ms) if left_ms else None,
+        limit=str(limit),
+        limit_of="group" if isinstance(limit, GroupLimit) else "queue",
+    )
 
 
 def _as_edited(row: Row, state: State, failed_at: datetime | None) -> State:

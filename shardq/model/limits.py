@@ -109,14 +109,19 @@ class GroupLimit(NamedTuple):
         >>> str(read_group({"places": 3, "rate": ["10/s", "1,000/h"], "burst": 5, "tier": 2}))
         '3 places, 10/s and 1000/h, burst 5, tier 2'
         """
-        said = [f"{self.places} {'place' if self.places == 1 else 'places'}"]
-        if self.rates:
-            said.append(" and ".join(str(rate) for rate, _ in self.rates))
-            if self.rates[0][1] > 1:
-                said.append(f"burst {self.rates[0][1]}")
+        said = [f"{self.places} {'place' if self.places == 1 else 'places'}", *self.rates_text]
         if self.tier > 1:
             said.append(f"tier {self.tier}")
         return ", ".join(said)
+
+    @property
+    def rates_text(self) -> list[str]:
+        """The rates and their burst, as a sentence has them."""
+        if not self.rates:
+            return []
+        burst = self.rates[0][1]
+        rates = " and ".join(str(rate) for rate, _ in self.rates)
+        return [rates, f"burst {burst}"] if burst > 1 else [rates]
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as users give them, without defaults."""
@@ -131,6 +136,15 @@ class GroupLimit(NamedTuple):
         if self.tier != 1:
             said["tier"] = self.tier
         return said
+
+
+def wait_ms(rates: tuple[tuple[BeginRate, int], ...], count: int) -> int:
+    """How long a bucket without tokens needs for so many deliveries, milliseconds; 0: no rate.
+
+    >>> wait_ms(read_group({"rate": ["10/s", "60/m"]}).rates, 100)
+    100000
+    """
+    return int(max((count * rate.interval_us for rate, _ in rates), default=0) // 1_000)
 
 
 ORDERED = GroupLimit()
@@ -154,6 +168,15 @@ class QueueLimit(NamedTuple):
     def units(self) -> int:
         """Into how many parts the rates are shared out: as many as the smallest burst."""
         return min((burst for _, burst in self.rates), default=0)
+
+    def __str__(self) -> str:
+        """Return the limits of deliveries as a sentence has them.
+
+        >>> str(read_limits({"rate": "10/s", "burst": 5, "running": 3}))
+        '10/s, burst 5, 3 running'
+        """
+        said = GroupLimit(rates=self.rates).rates_text
+        return ", ".join([*said, *([f"{self.running:,} running"] if self.running else [])])
 
     def part_of(self, units: int) -> tuple[tuple[BeginRate, int], ...]:
         """The rates and bursts of a share of so many units."""

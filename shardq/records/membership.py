@@ -195,6 +195,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
         parted: Leaving members without which it has assigned the lanes, 16 at most.
         holder: The beginning of the locks of its leases.
         gave: Group lanes that it has given to others lately: (lane, member).
+        limited: Limit -> how many due messages in its memory it holds back: `place` and `rate` of
+            their groups, `queue`.
     """
 
     threads: Count = 0
@@ -218,6 +220,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     parted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_PARTED_MAX)] = ()
     holder: str = ""
     gave: tuple[tuple[Count, str], ...] = ()
+    limited: dict[str, Count] = {}
 
     def to_json(self) -> str:
         """The stored form."""

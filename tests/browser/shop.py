@@ -129,6 +129,11 @@ def _now(shop: Shop) -> None:
     retried = db.queue("exports", history="7d", attempts=5)
     shop.ids["failed"] = retried.put("all orders of May", group="warehouse").id
     shop.ids["behind"] = retried.put("all orders of June", group="warehouse").id
+    retried.limit("print-*", rate="4/h")
+    retried.put_many({"body": f"page {number}", "group": "print-7"} for number in range(9))
+    shop.ids["limited"] = retried.put("page 9", group="print-7").id
+    shop.ids["paused"] = retried.put("orders of a customer", group="eu-7").id
+    retried.pause(group="eu-*")
     [taken] = retried.receive(max=1, visibility="60s")
     retried.retry(taken, delay="20m", reason="ConnectionRefusedError: warehouse:5432 refused it")
     db.queue("thumbnails").put_many({"body": f"picture-{number}.png"} for number in range(40))

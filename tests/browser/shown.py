@@ -46,6 +46,10 @@ SHOWN = {
         "/queues/pictures/messages/{running}", ("running", "shop.resize", "40 %", "Held by")
     ),
     "behind": Shown("/queues/exports/messages/{behind}", ("warehouse", "Waits behind")),
+    "limited": Shown(
+        "/queues/exports/messages/{limited}", ("limited", "Limit of its group", "1 place, 4/h")
+    ),
+    "group paused": Shown("/queues/exports/messages/{paused}", ("paused", "Paused by", "eu-*")),
     "failed": Shown(
         "/queues/exports/messages/{failed}", ("Failed", "warehouse:5432 refused it", "in back-off")
     ),

@@ -158,6 +158,13 @@ class Group:
         heapq.heapify(self.rows)
         return claimed[1]
 
+    @property
+    def held_back(self) -> tuple[str, int]:
+        """What limit holds its rows in memory back, and how many; an empty text: none does."""
+        if self.line is not None and self.line.is_held:
+            return "rate", len(self.rows) + len(self.line.heads)
+        return "" if self.has_place else "place", len(self.rows)
+
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
         """Return the first rows behind the head, up to an unwanted row; they are not taken out."""
         rows = self.rows

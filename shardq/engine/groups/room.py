@@ -24,6 +24,7 @@ engine calls the rest.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -433,6 +434,16 @@ class GroupLanes(Part):
     def has_new_limits(self) -> bool:
         """True if the limits in the queue's settings are not those that hold here."""
         return limits_of(self._register.settings.group_limits) is not self._limits
+
+    def held_back(self) -> dict[str, int]:
+        """Count the rows in memory that limits of groups hold back: `Heartbeat.limited`."""
+        counts: Counter[str] = Counter()
+        with self._lock:
+            for mine in self._lanes.values():
+                for group in mine.groups.values():
+                    reason, count = group.held_back
+                    counts[reason] += count
+        return {reason: count for reason, count in counts.items() if reason and count}
 
     def limit_anew(self) -> None:
         """Let the limits in the queue's settings hold from now on."""

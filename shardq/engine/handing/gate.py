@@ -46,6 +46,8 @@ class Gate:
         store, member = home.store, home.member
         self._slots = Shares(store, home.clock, home.register, "running", member=member)
         self._tokens = Shares(store, home.clock, home.register, "rate", member=member)
+        self._stored = ""
+        """The limits that hold here, as they are stored."""
         self._limit = queue_limit_of("")
         self._bucket: Bucket | None = None
         self._units = 0
@@ -58,6 +60,9 @@ class Gate:
 
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
+        if self._register.settings.queue_limit != self._stored:
+            # Nothing begins by former limits until `keep` has taken shares of the present ones.
+            return math.inf
         now_us = self._clock.boot_us()
         limit = self._limit
         if limit.running and self._threads:
@@ -74,6 +79,12 @@ class Gate:
     def may_begin(self) -> bool:
         """True if a delivery may begin now."""
         return self.opens_us() <= self._clock.boot_us()
+
+    @property
+    def holds_back(self) -> bool:
+        """True if the limits, and not busy handlers, keep a delivery from its begin now."""
+        has_free = not self._threads or self._running() < self._threads
+        return has_free and not self.may_begin()
 
     def begin(self) -> None:
         """Count a delivery that begins."""
@@ -93,17 +104,19 @@ class Gate:
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
-        limit = queue_limit_of(self._register.settings.queue_limit)
+        stored = self._register.settings.queue_limit
+        limit = queue_limit_of(stored)
         now_us = self._clock.boot_us()
         if due:
             self._wanted_us = now_us
         is_eager = bool(due) and self.opens_us() == math.inf
         every_us = _EAGER_US if is_eager else _RENEW_US
-        if limit is self._limit and now_us - self._looked_us < every_us:
+        is_new = stored != self._stored
+        if not is_new and now_us - self._looked_us < every_us:
             return False
-        is_new, self._looked_us = limit is not self._limit, now_us
+        self._looked_us = now_us
         if is_new:
-            self._limit, self._bucket, self._units = limit, None, 0
+            self._stored, self._limit, self._bucket, self._units = stored, limit, None, 0
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
             running = self._running()

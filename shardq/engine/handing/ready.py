@@ -238,6 +238,15 @@ class Ready:
             self._promote()
             return self._due_count()
 
+    @property
+    def held_back(self) -> int:
+        """How many due rows the queue's limits hold back."""
+        if self.gate is None:
+            return 0
+        with self._lock:
+            self._promote()
+            return self._due_count() if self.gate.holds_back else 0
+
     def _due_count(self) -> int:
         return sum(map(len, self._due)) + self._turns.due
 

@@ -202,6 +202,7 @@ class Sharing(Part):
         gave: tuple[tuple[int, str], ...],
         version: int,
         holder: str,
+        limited: dict[str, int],
     ) -> Heartbeat:
         """A heartbeat's fields about the rows and the running handlers of this member.
 
@@ -210,6 +211,7 @@ class Sharing(Part):
             gave: The group lanes that this member gave away lately, each with its new owner.
             version: The version of the settings that this member follows.
             holder: The beginning of the locks of this member's leases.
+            limited: How many due rows limits hold back, by the kind of limit.
         """
         outbox = self._outbox
         handed_out, run = outbox.handed_out(), outbox.at_work()
@@ -235,6 +237,7 @@ class Sharing(Part):
             version=version,
             holder=holder,
             gave=gave,
+            limited=limited,
         )
 
     def _look_again(self) -> None:

@@ -32,7 +32,7 @@ _UNSAID: dict[str, Any] = {
 }
 """The defaults that `/v1` leaves out of a message."""
 _UNSAID_OF_STATE: dict[str, Any] = {
-    **dict.fromkeys(("until", "since", "error", "behind", "member")),
+    **dict.fromkeys(("until", "since", "error", "behind", "member", "limit")),
     "attempts": 0,
     "ended": False,
 }
