@@ -266,6 +266,18 @@ def test_limits_are_followed_while_consumers_run(stage: Stage) -> None:
     assert seen.texts == [f"a{number}" for number in range(100)]
 
 
+def test_a_change_of_another_limit_takes_no_tokens(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"slow": {"rate": "1/m"}})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "slow", 10)
+    stage.drive(consumer, seconds=90)
+    assert len(seen.texts) == 1
+    queue.limit("other", places=3)
+    stage.drive(consumer, seconds=40)
+    assert len(seen.texts) == 2
+
+
 def test_fewer_places_hold_as_soon_as_deliveries_have_ended(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"places": 4})
     put(queue, "a", 20)

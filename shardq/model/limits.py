@@ -463,11 +463,15 @@ class Bucket:
     Args:
         rates: The rates, each with its burst.
         empty_us: When the bucket was empty, time since boot: tokens come from then on.
+
+    Attributes:
+        rates: The rates, each with its burst.
     """
 
-    __slots__ = ("_rates", "_taken_us")
+    __slots__ = ("_rates", "_taken_us", "rates")
 
     def __init__(self, rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> None:
+        self.rates = rates
         self._rates = [(rate.interval_us, (burst - 1) * rate.interval_us) for rate, burst in rates]
         # The time at which the bucket of each rate is full again.
         self._taken_us = [empty_us + every_us + burst_us for every_us, burst_us in self._rates]
@@ -486,7 +490,7 @@ class Bucket:
             new_us = rate.interval_us
             taken_us.append(now_us + (burst - min(max(tokens, 0), burst)) * new_us)
             changed.append((new_us, (burst - 1) * new_us))
-        self._rates, self._taken_us = changed, taken_us
+        self.rates, self._rates, self._taken_us = rates, changed, taken_us
 
     def take(self, now_us: int) -> bool:
         """Take a token of each rate; False if one has none, and nothing is taken."""

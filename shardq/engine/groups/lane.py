@@ -277,9 +277,11 @@ class GroupLane:
         return group
 
     def limit(self, limits: GroupLimits, now_us: int) -> None:
-        """Let other limits hold from now on; of new rates all tokens are still to come."""
-        self.limits, self.empty_us = limits, now_us
-        self.buckets.clear()
+        """Let other limits hold from now on; of a rate that changes all tokens are still to come."""
+        self.limits = limits
+        for name, bucket in list(self.buckets.items()):
+            if bucket.rates != (rates := limits.of(name).rates):
+                self.buckets[name] = Bucket(rates, now_us)
         for name, group in self.groups.items():
             self._limit(name, group)
 
@@ -292,9 +294,9 @@ class GroupLane:
         if limit == ORDERED:
             group.places, group.line = 1, None
             return
-        bucket = self.buckets.get(name)
-        if limit.rates and bucket is None:
-            bucket = self.buckets[name] = Bucket(limit.rates, self.empty_us)
+        bucket = None
+        if limit.rates:
+            bucket = self.buckets.setdefault(name, Bucket(limit.rates, self.empty_us))
         group.places, group.line = limit.places, HeadLine(limit.tier, bucket)
 
     def forget_full(self, now_us: int) -> None:

@@ -332,7 +332,7 @@ class GroupLanes(Part):
                 group.heads[head] = 0
                 if mine.lease.window:
                     head.lead(careful=mine.needs_care(head.row))
-                head.line = group.line
+                head.line_up(group.line)
                 self._ready.offer(head, is_taken=is_last)
             elif not rows:
                 mine.forget(name)
