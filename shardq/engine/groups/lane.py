@@ -277,7 +277,7 @@ class GroupLane:
         return group
 
     def limit(self, limits: GroupLimits, now_us: int) -> None:
-        """Let other limits hold from now on; of a rate that changes all tokens are still to come."""
+        """Let other limits hold from now on; a rate that changes begins without tokens."""
         self.limits = limits
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):
