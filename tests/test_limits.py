@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from shardq.errors import BadSetting, StoreCorrupt
 from shardq.model.limits import Bucket, read_groups, read_rate, read_rates
 from shardq.model.settings import Settings
 from shardq.model.times import due_ms, moment_of
-from shardq.records.shares import divided
+from shardq.records.shares import Shares, divided
 from shardq.stores.tables import LIMITS, Change
 from shardq.testing import Recorder, Stage
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardq import Queue
+    from shardq.engine.storing.ending import Ending
 
 
 def put(queue: Queue, group: str, count: int, *, first: int = 0) -> None:
     queue.put_many({"body": f"{group}{n}", "group": group} for n in range(first, first + count))
+
+
+def _shares(stage: Stage, member: str) -> Shares:
+    home = stage.connect().queue("mail")._home
+    return Shares(home.store, home.clock, home.register, "running", member=member)
 
 
 def most_within(times_us: Sequence[int], span_us: int) -> int:
@@ -117,6 +123,24 @@ def test_callers_of_receive_keep_the_rate_together(stage: Stage) -> None:
         at_us += [stage.clock.boot_us()] * len(queue.receive(10, wait="1s"))
     assert most_within(at_us, 10_000_000) <= 21
     assert len(at_us) >= 36
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": {"rate": "1/s", "burst": 3}}, {"limits": {"rate": "1/s", "burst": 3}}]
+)
+def test_rows_received_along_with_the_first_of_their_group_keep_the_rate(
+    stage: Stage, options: dict[str, Any]
+) -> None:
+    queue = stage.connect().queue("mail", **options)
+    put(queue, "a", 50)
+    count = 0
+    until_us = stage.clock.boot_us() + 20_000_000
+    while stage.clock.boot_us() < until_us:
+        got = queue.receive(10, wait="1s", per_group=10)
+        for message in got:
+            queue.ack(message)
+        count += len(got)
+    assert 15 <= count <= 20 + 3
 
 
 def test_after_a_rest_a_burst_begins_at_once(stage: Stage) -> None:
@@ -392,6 +416,27 @@ def test_a_group_that_is_paused_while_it_is_delivered_stops(stage: Stage) -> Non
     assert len(seen.texts) == count
 
 
+def test_a_parked_message_is_retried_when_its_handler_says_after_its_lane_was_left(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2}, hold="1s", visibility="10s")
+    put(queue, "a", 1)
+    held: list[Ending] = []
+    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
+    consumer = Consumer(queue, seen)
+    consumer._deliverer._endings.finish = lambda: None
+    stage.drive(consumer, seconds=5)
+    queue.pause()
+    stage.drive(consumer, seconds=6)
+    assert not consumer._engine.leases.held()
+    held[0].end(Retry("10m"))
+    queue.resume()
+    stage.drive(consumer, seconds=500)
+    assert len(seen.texts) == 1
+    stage.drive(consumer, seconds=120)
+    assert len(seen.texts) == 2
+
+
 def test_what_is_not_paused_cannot_be_resumed(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.pause(group="a*")
@@ -524,6 +569,64 @@ def test_damaged_shares_are_taken_anew_when_the_former_ones_have_ended(stage: St
 def test_a_limit_of_a_queue_that_makes_no_sense_is_refused(stage: Stage, given: object) -> None:
     with pytest.raises(BadSetting):
         stage.connect().queue("mail", limits=given)  # type: ignore[arg-type]
+
+
+def test_a_busy_member_leaves_a_part_to_one_that_comes_and_the_sum_stays(stage: Stage) -> None:
+    shares = [_shares(stage, name) for name in "ab"]
+    first, second = shares
+    used = {first: 0, second: 0}
+    for _ in range(12):
+        for one in shares if used[first] else [first]:
+            one.take(10, used=used[one], wants=20, turn_ms=3_000)
+            # Whoever is busy begins another whenever one ends.
+            used[one] = max(used[one] - 1, one.granted.units)
+            assert used[first] + used[second] <= 10
+        stage.clock.advance(1)
+    assert (used[first], used[second]) == (5, 5)
+
+
+def test_what_runs_by_a_higher_limit_is_counted_until_it_ends(stage: Stage) -> None:
+    first, second = (_shares(stage, name) for name in "ab")
+    for _ in range(8):
+        for one in (first, second):
+            one.take(10, used=one.granted.units, wants=10, turn_ms=3_000)
+        stage.clock.advance(1)
+    assert (first.granted.units, second.granted.units) == (5, 5)
+    for _ in range(20):
+        first.take(4, used=5, wants=10, turn_ms=3_000)
+        second.take(4, used=0, wants=10, turn_ms=3_000)
+        assert second.granted.units == 0
+        stage.clock.advance(1)
+
+
+def test_a_share_that_was_over_begins_without_tokens(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "2/s", "burst": 6})
+    queue.put_many({"body": f"{number}"} for number in range(400))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    # It stands still, and nobody needs its share meanwhile.
+    stage.clock.advance(30)
+    woken_us = stage.clock.boot_us()
+    stage.drive(consumer, seconds=10)
+    later = [at_us for at_us in seen.at_us if at_us >= woken_us]
+    assert most_within(later, 100_000) <= 1
+    assert len(later) >= 15
+
+
+def test_while_a_queue_waits_for_its_rate_no_thread_looks_for_rows_all_the_time(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "1/h"})
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=3)
+    queue.put("plain", delay="1s")
+    stage.drive(consumer, seconds=0.8)
+    ready = consumer._engine.ready
+    assert len(ready) == 1
+    stage.clock.advance(1)
+    assert ready.take() is None
+    assert ready.seconds_to_next() > 1
 
 
 def test_a_limit_is_divided_equally_and_nobody_gets_more_than_it_wants() -> None:

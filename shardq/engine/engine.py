@@ -141,7 +141,7 @@ class Engine(Part):
         self.groups = GroupLanes(member)
         self.outbox = Outbox(member, self.groups)
         self.intake = Intake(member, self.groups)
-        self._gate = Gate(home, threads, self.outbox.count_at_handlers)
+        self._gate = Gate(home, self.ready.waiters.lock, threads, self.outbox.count_at_handlers)
         self._apply_limits()
         self.starts = Starts(member, self.outbox)
         self._hanging = Hanging(member, self.outbox)
@@ -575,7 +575,10 @@ class Engine(Part):
         return bool(dead)
 
     def _apply_limits(self) -> None:
-        self.ready.gate = self._gate if self._gate.is_on else None
+        gate = self._gate if self._gate.is_on else None
+        if gate is not self.ready.gate:
+            self.ready.gate = gate
+            self.ready.reopen()
         self.ready.is_weighted = self._register.settings.priorities == WEIGHTED
 
     def _on_settings(self) -> None:

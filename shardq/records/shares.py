@@ -41,7 +41,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     """The share of one member.
 
     Attributes:
-        units: How much of the limit it has.
+        units: How much of the limit it has: what it may use, or what it still uses.
         until_ms: When it ends, epoch milliseconds.
         wants: How much it could use.
     """
@@ -57,10 +57,12 @@ class GrantedShare(NamedTuple):
     Attributes:
         units: How much of the limit.
         until_us: Nothing begins after this time since boot.
+        since_us: When it was asked for, time since boot.
     """
 
     units: int = 0
     until_us: int = 0
+    since_us: int = 0
 
 
 _decoder = msgspec.json.Decoder(dict[str, Share])
@@ -123,7 +125,7 @@ class Shares:
 
         Args:
             total: The limit.
-            used: How much of it is in use here: so much stays in the share.
+                used: How much of it is in use here: others get no part of it.
             wants: How much could be used here, with what is used.
             turn_ms: How long a turn lasts, if there is less than one unit for each member.
 
@@ -144,21 +146,24 @@ class Shares:
             }
             free = max(total - sum(share.units for share in others.values()), 0)
             wanted = {name: share.wants for name, share in others.items()} | {self._member: wants}
-            part = divided(total, wanted, now_ms // turn_ms)[self._member]
-            mine = Share(min(max(used, part), free), now_ms + SHARE_MS, wants)
+            part = min(divided(total, wanted, now_ms // turn_ms)[self._member], free)
+            # What is in use is counted until it ends; nothing begins beside it beyond the part.
+            mine = Share(max(used, part), now_ms + SHARE_MS, wants)
             before = present.get(self._member)
-            if before is not None and self._lasts(before, mine, now_ms):
+            # A smaller share holds from now on: the write may be applied though it fails.
+            self.granted = self.granted._replace(units=min(self.granted.units, part))
+            has_part = self.granted.units == part
+            if before is not None and has_part and self._lasts(before, mine, now_ms):
                 return
             new = others | ({self._member: mine} if mine.units or mine.wants else {})
             if before is None and new == others:
                 return
-            # A smaller share holds from now on: the write may be applied though it fails.
-            self.granted = self.granted._replace(units=min(self.granted.units, mine.units))
             text = msgspec.json.encode(new, order="deterministic").decode()
             change = Change(partition, (self._name,), {"shares": seen}, {"shares": text})
             refused = self._store.write_records(LIMITS, [change])
             if not refused:
-                self.granted = GrantedShare(mine.units, begun_us + 1_000 * SHARE_MS)
+                until_us = begun_us + 1_000 * SHARE_MS
+                self.granted = GrantedShare(part, until_us, begun_us)
                 return
             [found] = refused.values()
             seen = found["shares"]

@@ -16,6 +16,7 @@ from shardq.records.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import RLock
 
     from shardq.lifecycle.home import QueueHome
 
@@ -34,11 +35,15 @@ class Gate:
     """The limits of one queue at one member. `may_begin` and `begin`: under the lock of `ready`.
 
     Args:
+        lock: The lock of `ready`.
         threads: Handler slots; 0 for callers of `receive`, whose deliveries do not count.
         running: Returns how many handlers run here.
     """
 
-    def __init__(self, home: QueueHome, threads: int, running: Callable[[], int]) -> None:
+    def __init__(
+        self, home: QueueHome, lock: RLock, threads: int, running: Callable[[], int]
+    ) -> None:
+        self._lock = lock
         self._clock = home.clock
         self._register = home.register
         self._threads = threads
@@ -116,7 +121,8 @@ class Gate:
             return False
         self._looked_us = now_us
         if is_new:
-            self._stored, self._limit, self._bucket, self._units = stored, limit, None, 0
+            with self._lock:
+                self._stored, self._limit, self._bucket, self._units = stored, limit, None, 0
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
             running = self._running()
@@ -126,8 +132,13 @@ class Gate:
             slowest_us = max(rate.interval_us for rate, _ in limit.rates)
             turn_ms = max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3))
             wants = limit.units if is_wanted else 0
+            former_us = self._tokens.granted.until_us
             self._tokens.take(limit.units, used=0, wants=wants, turn_ms=turn_ms)
-            self._fit(self._tokens.granted.units)
+            with self._lock:
+                if self._tokens.granted.since_us >= former_us:
+                    # Others may have used a share that was over, and its tokens.
+                    self._bucket, self._units = None, 0
+                self._fit(self._tokens.granted.units)
         return True
 
     def _fit(self, units: int) -> None:

@@ -158,6 +158,18 @@ class Ready:
         with self._lock:
             return self._pop()
 
+    def let_follow(self, head: Delivery) -> bool:
+        """Count a row that is handed out along with a head, if rates allow one more; else False."""
+        with self._lock:
+            if self.gate is not None and not self.gate.may_begin():
+                return False
+            bucket = None if head.line is None else head.line.bucket
+            if bucket is not None and not bucket.take(self._clock.boot_us()):
+                return False
+            if self.gate is not None:
+                self.gate.begin()
+            return True
+
     def pop(self) -> Delivery | None:
         """Like `take`, but None once stopped. The caller holds the lock of the waiters."""
         return None if self.is_stopped else self._pop()
@@ -417,9 +429,10 @@ class Ready:
         return first_ms
 
     def _pop(self) -> Delivery | None:
+        # Before the gate: a thread that waits for a due or a token that is over would not wait.
+        self._promote()
         if self.gate is not None and not self.gate.may_begin():
             return None
-        self._promote()
         turns = self._turns
         for band in self._order():
             heap = self._due[band]

@@ -549,8 +549,8 @@ class Outbox(Part):
             self._running[one.row.id] = one
 
     def _may_have_come(self, one: Delivery) -> bool:
-        """True if a claim came due in a shard not ours, where another member may have read it."""
-        return one.row.due_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
+        """True if a claim came due in a shard that is not ours, where another may have read it."""
+        return one.row.ready_ms <= self._clock.now_ms() and not self._leases.holds(one.row.shard)
 
     def _note_parked(
         self, one: Delivery, claim: Row, *, is_lost: bool, now: Row | None = None
