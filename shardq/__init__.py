@@ -91,6 +91,7 @@ __all__ = [
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
+    "TaskLimitOptions",
     "Totals",
     "Trigger",
     "UnknownQueue",
@@ -113,7 +114,7 @@ if TYPE_CHECKING:
     from shardq.inspection.state import Found, State, Where
     from shardq.lifecycle.batch import Item
     from shardq.lifecycle.keyed import Answer, Snapshot
-    from shardq.model.limits import GroupOptions
+    from shardq.model.limits import GroupOptions, TaskLimitOptions
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -142,7 +143,7 @@ else:
         "inspection.state": ("Found", "State", "Where"),
         "lifecycle.keyed": ("Answer", "Snapshot"),
         "lifecycle.batch": ("Item",),
-        "model.limits": ("GroupOptions",),
+        "model.limits": ("GroupOptions", "TaskLimitOptions"),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),
         "model.times": ("Due", "Duration"),

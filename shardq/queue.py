@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial as partial_of
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack, overload
 
 from shardq import locks
 from shardq.engine.handing.handler import check_function, undone
@@ -37,7 +37,7 @@ from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
 from shardq.model import names, settings
-from shardq.model.limits import with_pause, with_rule
+from shardq.model.limits import with_pause, with_rule, with_task
 from shardq.model.message import Message, died_in
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from shardq.inspection.state import Found, State
     from shardq.lifecycle.batch import Item
     from shardq.lifecycle.home import Home, QueueHome
-    from shardq.model.limits import GroupOptions
+    from shardq.model.limits import GroupOptions, TaskLimitOptions
     from shardq.model.message import Row
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
@@ -849,20 +849,32 @@ class Queue(Scheduled):
             if dead is not None:
                 dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
-    def limit(self, groups: str, **options: Unpack[GroupOptions]) -> None:
-        """Set the limits of groups, in place of those that they had; every process follows in 5 s.
+    @overload
+    def limit(self, groups: str, **options: Unpack[GroupOptions]) -> None: ...
+    @overload
+    def limit(self, *, task: str, **options: Unpack[TaskLimitOptions]) -> None: ...
+    def limit(self, groups: str | None = None, *, task: str | None = None, **options: Any) -> None:
+        """Set the limits of groups or tasks, in place of those that they had.
+
+        Every process follows within 5 s.
 
         Args:
             groups: The name of a group, or the beginning of names and a `*`; `*`: each group that
                 no other rule names.
+            task: Instead: the name of a task, or the beginning of names and a `*`.
             **options: The limits; without any the rule is removed.
 
         Raises:
             BadSetting: If a limit is unknown, out of bounds, or contradicts another.
         """
-        self._home.register.change(
-            lambda now: [replace(now, group_limits=with_rule(now.group_limits, groups, options))]
-        )
+        _check_one(groups, task, "groups or a task")
+
+        def changed(now: settings.Settings) -> settings.Settings:
+            if task is not None:
+                return replace(now, queue_limit=with_task(now.queue_limit, task, options))
+            return replace(now, group_limits=with_rule(now.group_limits, groups or "", options))
+
+        self._home.register.change(lambda now: [changed(now)])
 
     def pause(self, group: str | None = None) -> None:
         """Stop deliveries; every process follows within 5 s. Messages can still be put.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -577,7 +578,7 @@ def test_a_busy_member_leaves_a_part_to_one_that_comes_and_the_sum_stays(stage: 
     used = {first: 0, second: 0}
     for _ in range(12):
         for one in shares if used[first] else [first]:
-            one.take(10, used=used[one], wants=20, turn_ms=3_000)
+            one.take(10, used=partial(used.__getitem__, one), wants=20, turn_ms=3_000)
             # Whoever is busy begins another whenever one ends.
             used[one] = max(used[one] - 1, one.granted.units)
             assert used[first] + used[second] <= 10
@@ -589,12 +590,12 @@ def test_what_runs_by_a_higher_limit_is_counted_until_it_ends(stage: Stage) -> N
     first, second = (_shares(stage, name) for name in "ab")
     for _ in range(8):
         for one in (first, second):
-            one.take(10, used=one.granted.units, wants=10, turn_ms=3_000)
+            one.take(10, used=partial(getattr, one.granted, "units"), wants=10, turn_ms=3_000)
         stage.clock.advance(1)
     assert (first.granted.units, second.granted.units) == (5, 5)
     for _ in range(20):
-        first.take(4, used=5, wants=10, turn_ms=3_000)
-        second.take(4, used=0, wants=10, turn_ms=3_000)
+        first.take(4, used=lambda: 5, wants=10, turn_ms=3_000)
+        second.take(4, used=lambda: 0, wants=10, turn_ms=3_000)
         assert second.granted.units == 0
         stage.clock.advance(1)
 

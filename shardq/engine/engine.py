@@ -25,6 +25,7 @@ from shardq.engine.handing.gate import GATE_S, Gate
 from shardq.engine.handing.hanging import Hanging
 from shardq.engine.handing.runs import Runs
 from shardq.engine.handing.starts import Starts
+from shardq.engine.handing.tasks import TaskLines
 from shardq.engine.members.member import Member
 from shardq.engine.members.part import Part
 from shardq.engine.members.sharing import Sharing
@@ -142,8 +143,9 @@ class Engine(Part):
         self.outbox = Outbox(member, self.groups)
         self.intake = Intake(member, self.groups)
         self._gate = Gate(home, self.ready.waiters.lock, threads, self.outbox.count_at_handlers)
-        self._apply_limits()
         self.starts = Starts(member, self.outbox)
+        self._tasks = TaskLines(member, self.outbox, self.starts.has_begun)
+        self._apply_limits()
         self._hanging = Hanging(member, self.outbox)
         self.pages = Pages(member)
         self.reader = Reader(member, self.intake, self.groups, self.pages)
@@ -277,14 +279,21 @@ class Engine(Part):
                 self.intake.give_up(lambda one: one.lease in lost)
                 lost.clear()
             new = 0 if read is None else read()
-            if self.ready.gate is not None and self._gate.keep(self.ready.due):
-                self.ready.reopen()
+            if self.ready.gate is not None or self._tasks.is_busy:
+                self._keep_limits()
             return new
         finally:
             # Outcomes are stored even if a read fails.
             self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.flush()
+
+    def _keep_limits(self) -> None:
+        """Take shares of limits, and move the jobs that wait for long."""
+        has_changed = self.ready.gate is not None and self._gate.keep(self.ready.due)
+        if self._tasks.keep() or has_changed:
+            self.ready.reopen()
+        self._tasks.postpone()
 
     def _read_briefly(self) -> int:
         with self.news.looking() as near:
@@ -579,6 +588,7 @@ class Engine(Part):
         if gate is not self.ready.gate:
             self.ready.gate = gate
             self.ready.reopen()
+        self._tasks.follow()
         self.ready.is_weighted = self._register.settings.priorities == WEIGHTED
 
     def _on_settings(self) -> None:
@@ -678,7 +688,7 @@ class Engine(Part):
             or self.memory.is_eager()
         )
         seconds = _BUSY_S if is_busy else self._idle_s
-        if self.ready.gate is not None:
+        if self.ready.gate is not None or self._tasks.is_busy:
             seconds = min(seconds, GATE_S)
         if is_open and self.news.is_watched and not self._rests:
             # The last look ahead missed a row that was moved since to be due within a second: the

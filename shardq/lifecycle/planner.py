@@ -254,7 +254,17 @@ class Planner:
         A due that is later stays. Lateness still counts from the due before.
         """
         now_us = self._clock.now_us()
-        due_ms = max(ceil_ms(now_us) + after_ms, row.due_ms)
+        return self._later(row, lane, max(ceil_ms(now_us) + after_ms, row.due_ms), now_us)
+
+    def postpone(self, row: Row, due_ms: int) -> RowMove:
+        """The move of a due row to a later due. Lateness still counts from the same due."""
+        now_us = self._clock.now_us()
+        self._note_far(due_ms, now_us)
+        return self._later(
+            row, lane_after(self._register.layout, row), max(due_ms, ceil_ms(now_us)), now_us
+        )
+
+    def _later(self, row: Row, lane: int, due_ms: int, now_us: int) -> RowMove:
         new = moved(
             row,
             self._register.layout.shard(due_ms, lane),

@@ -31,7 +31,8 @@ RATES_MAX = 4
 _COUNT_MAX = 1_000_000
 _PER_MS_MAX = 366 * 86_400_000
 _PATTERN_MAX = 256
-_OF_QUEUE = {"rate", "burst", "running", "budget"}
+_OF_TASK = ("rate", "burst", "running")
+_OF_QUEUE = (*_OF_TASK, "budget", "tasks")
 _RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
 _UNITS = {
     **dict.fromkeys(("ms",), "ms"),
@@ -151,18 +152,50 @@ ORDERED = GroupLimit()
 """The limits of a group without any: one place, so that its messages keep their order."""
 
 
+class TaskLimitOptions(TypedDict, total=False):
+    """The limits of a task over all workers, as users give them.
+
+    Attributes:
+        rate: Jobs that may begin in a time, `10/s` or `1,000/h`; several in a list.
+        burst: How many may begin at once after a rest; as `GroupOptions.burst`.
+        running: Jobs that may run at once, 1 to 100,000.
+    """
+
+    rate: str | list[str]
+    burst: int
+    running: int
+
+
 class QueueLimit(NamedTuple):
-    """The limits of a queue, over all its consumers.
+    """The limits of a queue, or of one task in it, over all consumers.
 
     Attributes:
         running: Deliveries to handlers that may run at once; 0: any number.
         rates: As `GroupLimit.rates`.
         budget: Messages that may be due in each stretch of time; None: any number.
+        tasks: The name of a task, or the beginning of names and `*`, and the limits of each such
+            task; sorted by name. Empty for a task.
     """
 
     running: int = 0
     rates: tuple[tuple[BeginRate, int], ...] = ()
     budget: BeginRate | None = None
+    tasks: tuple[tuple[str, QueueLimit], ...] = ()
+
+    @property
+    def is_gate(self) -> bool:
+        """True if a delivery may have to wait for these limits, without those of tasks."""
+        return bool(self.running or self.rates)
+
+    def rule_of(self, task: str) -> str | None:
+        """Return the rule that holds for a task: its name, or the longest pattern that matches."""
+        rules = [rule for rule, _ in self.tasks if is_of(task, rule)]
+        return max(rules, key=lambda rule: (rule == task, len(rule)), default=None)
+
+    def of_task(self, task: str) -> QueueLimit:
+        """Return the limits of a task."""
+        rule = self.rule_of(task)
+        return _UNLIMITED if rule is None else dict(self.tasks)[rule]
 
     @property
     def units(self) -> int:
@@ -186,14 +219,24 @@ class QueueLimit(NamedTuple):
             for rate, burst in self.rates
         )
 
-    def to_json(self) -> str:
-        """Return the stored form; empty if there are no limits."""
+    def to_options(self) -> dict[str, Any]:
+        """Return the limits as users give them, without defaults."""
         said = GroupLimit(rates=self.rates).to_json()
         if self.running:
             said["running"] = self.running
         if self.budget is not None:
             said["budget"] = str(self.budget)
+        if self.tasks:
+            said["tasks"] = {rule: limit.to_options() for rule, limit in self.tasks}
+        return said
+
+    def to_json(self) -> str:
+        """Return the stored form; empty if there are no limits."""
+        said = self.to_options()
         return json.dumps(said, separators=(",", ":"), sort_keys=True) if said else ""
+
+
+_UNLIMITED = QueueLimit()
 
 
 class GroupLimits:
@@ -292,7 +335,7 @@ def read_groups(given: object) -> GroupLimits:
     return GroupLimits(each, found, paused)
 
 
-def with_rule(stored: str, groups: str, options: GroupOptions) -> str:
+def with_rule(stored: str, groups: str, options: Mapping[str, Any]) -> str:
     """Return limits in which a rule is added or replaced, or removed if it has no options.
 
     Args:
@@ -336,14 +379,33 @@ def with_pause(stored: str, groups: str, *, paused: bool) -> str:
     return read_groups(json.loads(_said(GroupLimits(limits.each, limits.rules, changed)))).to_json()
 
 
+def with_task(stored: str, tasks: str, options: Mapping[str, Any]) -> str:
+    """Return limits of a queue in which the limits of tasks are set, or removed if there are none.
+
+    Args:
+        stored: The limits, in their stored form.
+        tasks: The name of a task, or the beginning of names and `*`.
+        options: The limits, as `TaskLimitOptions` names them.
+
+    Raises:
+        BadSetting: If the name or a limit cannot be used.
+    """
+    said: dict[str, Any] = queue_limit_of(stored).to_options()
+    rules = {rule: limit for rule, limit in said.pop("tasks", {}).items() if rule != tasks}
+    _check_pattern(tasks, "task")
+    if options:
+        rules[tasks] = dict(options)
+    return read_limits(said | {"tasks": rules}).to_json()
+
+
 def _said(limits: GroupLimits) -> str:
     return limits.to_json() or "{}"
 
 
-def _check_pattern(name: object) -> None:
+def _check_pattern(name: object, what: str = "group") -> None:
     if not (isinstance(name, str) and name and len(name) <= _PATTERN_MAX) or "*" in name[:-1]:
         raise BadSetting(
-            f"{shown(name)} must be the name of a group, or the beginning of names and a '*', of "
+            f"{shown(name)} must be the name of a {what}, or the beginning of names and a '*', of "
             f"{_PATTERN_MAX} characters at most."
         )
 
@@ -383,20 +445,46 @@ def queue_limit_of(stored: str) -> QueueLimit:
 
 
 def read_limits(given: object) -> QueueLimit:
-    """Read the limits of a queue as users give them: `rate`, `burst`, `running` and `budget`.
+    """Read the limits of a queue as users give them: `rate`, `burst`, `running`, `budget`, `tasks`.
 
     Raises:
         BadSetting: If a limit is unknown, out of bounds, or contradicts another.
     """
-    if not isinstance(given, Mapping) or given.keys() - _OF_QUEUE:
+    if not isinstance(given, Mapping) or given.keys() - {*_OF_QUEUE}:
         raise BadSetting(
-            f"limits of a queue are {', '.join(sorted(_OF_QUEUE))}, such as "
+            f"limits of a queue are {', '.join(_OF_QUEUE)}, such as "
             f"{{'rate': '10/s', 'running': 20}}, not {shown(given)}."
+        )
+    own = read_task({name: value for name, value in given.items() if name in _OF_TASK})
+    budget = read_rate(given["budget"]) if "budget" in given else None
+    return own._replace(budget=budget, tasks=_read_tasks(given.get("tasks", {})))
+
+
+def _read_tasks(given: object) -> tuple[tuple[str, QueueLimit], ...]:
+    if not isinstance(given, Mapping) or len(given) > RULES_MAX:
+        raise BadSetting(
+            f"tasks must be limits of up to {RULES_MAX} names or patterns of tasks, such as "
+            f"{{'shop.*': {{'rate': '10/s'}}}}, not {shown(given)}."
+        )
+    for rule in given:
+        _check_pattern(rule, "task")
+    return tuple((rule, read_task(given[rule])) for rule in sorted(given))
+
+
+def read_task(given: object) -> QueueLimit:
+    """Read the limits of a task as users give them.
+
+    Raises:
+        BadSetting: If a limit is unknown, out of bounds, or contradicts another.
+    """
+    if not isinstance(given, Mapping) or given.keys() - {*_OF_TASK}:
+        raise BadSetting(
+            f"limits of a task are {', '.join(_OF_TASK)}, such as {{'rate': '10/s'}}, not "
+            f"{shown(given)}."
         )
     named = {name: given[name] for name in ("rate", "burst") if name in given}
     running = _whole(given, "running", RUNNING_MAX) if "running" in given else 0
-    budget = read_rate(given["budget"]) if "budget" in given else None
-    return QueueLimit(running, read_group(named).rates, budget)
+    return QueueLimit(running, read_group(named).rates)
 
 
 def read_rates(given: object) -> tuple[BeginRate, ...]:

@@ -21,7 +21,7 @@ from shardq.errors import shown
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shardq.clock import Clock
     from shardq.records.register import Register
@@ -116,7 +116,7 @@ class Shares:
         self._damaged_us: int | None = None
         self.granted = GrantedShare()
 
-    def take(self, total: int, *, used: int, wants: int, turn_ms: int) -> None:
+    def take(self, total: int, *, used: Callable[[], int], wants: int, turn_ms: int) -> None:
         """Take a share, or renew it: as much as is wanted, free, and this member's by division.
 
         One read; one write, unless the share stays and half of its time is left, or another member
@@ -125,7 +125,8 @@ class Shares:
 
         Args:
             total: The limit.
-                used: How much of it is in use here: others get no part of it.
+            used: Returns how much of it is in use here: others get no part of it. It is called once
+                nothing begins here any more beyond the share's new part.
             wants: How much could be used here, with what is used.
             turn_ms: How long a turn lasts, if there is less than one unit for each member.
 
@@ -147,12 +148,12 @@ class Shares:
             free = max(total - sum(share.units for share in others.values()), 0)
             wanted = {name: share.wants for name, share in others.items()} | {self._member: wants}
             part = min(divided(total, wanted, now_ms // turn_ms)[self._member], free)
-            # What is in use is counted until it ends; nothing begins beside it beyond the part.
-            mine = Share(max(used, part), now_ms + SHARE_MS, wants)
-            before = present.get(self._member)
             # A smaller share holds from now on: the write may be applied though it fails.
             self.granted = self.granted._replace(units=min(self.granted.units, part))
             has_part = self.granted.units == part
+            # What is in use is counted until it ends; nothing begins beside it beyond the part.
+            mine = Share(max(used(), part), now_ms + SHARE_MS, wants)
+            before = present.get(self._member)
             if before is not None and has_part and self._lasts(before, mine, now_ms):
                 return
             new = others | ({self._member: mine} if mine.units or mine.wants else {})

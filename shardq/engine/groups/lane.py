@@ -161,7 +161,7 @@ class Group:
     @property
     def held_back(self) -> tuple[str, int]:
         """What limit holds its rows in memory back, and how many; an empty text: none does."""
-        if self.line is not None and self.line.is_held:
+        if self.line is not None and self.line.held:
             return "rate", len(self.rows) + len(self.line.heads)
         return "" if self.has_place else "place", len(self.rows)
 

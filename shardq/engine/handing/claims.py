@@ -164,7 +164,7 @@ class Claims:
                 more = self._followers[one] = []
                 for each in engine.groups.behind(one, count, self._may_follow):
                     size_bytes += each.row.size_bytes
-                    if size_bytes > most_bytes or not engine.ready.let_follow(one):
+                    if size_bytes > most_bytes or not engine.ready.let_follow(one, each.row):
                         break
                     more.append(each)
                 rows += len(more)

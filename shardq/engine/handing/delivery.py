@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from shardq import locks
 
 if TYPE_CHECKING:
+    from shardq.engine.handing.gate import Gate
     from shardq.engine.leases.lease import Lease
     from shardq.model.limits import Bucket
     from shardq.model.message import Row
@@ -112,7 +113,9 @@ class Delivery:
             exist.
         is_stale: For the head of a group: True if its row must be reread before the hand-out.
         is_edited: For a row of a group: True if the row was edited under its lease.
-        line: For a row of a group with a rate, a tier or several places: its group's line.
+        line: For a row of a group with a rate, a tier or several places: its group's line. For
+            another job of a task with limits: its task's line, once it waits for a handler.
+        gate: For a job of a task with limits that waits for a handler, or has begun: the limits.
     """
 
     __slots__ = (
@@ -120,6 +123,7 @@ class Delivery:
         "band",
         "begun_us",
         "careful",
+        "gate",
         "grouped",
         "is_claim",
         "is_edited",
@@ -152,6 +156,7 @@ class Delivery:
         self.is_claim = self.is_stale = self.is_edited = False
         self.settled: threading.Event | None = None
         self.line: HeadLine | None = None
+        self.gate: Gate | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -256,34 +261,40 @@ class Delivery:
         """Record in which line of its group it waits for a handler; None: its group has none."""
         self.line = line
 
+    def limit(self, gate: Gate | None, line: HeadLine | None) -> None:
+        """Record the limits of its task, and the line in which it waits for a handler."""
+        self.gate, self.line = gate, line
+
     def become_claim(self, claim: Row) -> None:
         """Record that the row was parked: from now on the delivery's row is this claim."""
         self.row, self.is_claim = claim, True
 
 
 class HeadLine:
-    """The heads of one group that wait for a handler. The caller holds the lock of `ready`.
+    """The heads of one group, or the jobs of one task. The caller holds the lock of `ready`.
 
     Attributes:
         tier: How many heads are taken in one turn.
         bucket: The tokens of the group's rates; None: it has no rate.
         heads: A heap of (band, due, order of the row id, head).
         turn: The head that takes part in the turns; None: none does, or the line is held.
-        is_held: True if the line waits for a token.
+        held: The number of the line's wait for a token or a place; 0: it does not wait.
         left: How many more heads are taken in the present turn.
         until_us: No head is taken before this time since boot.
     """
 
-    __slots__ = ("bucket", "heads", "is_held", "left", "tier", "turn", "until_us")
+    __slots__ = ("bucket", "heads", "held", "left", "tier", "turn", "until_us")
 
     def __init__(self, tier: int, bucket: Bucket | None) -> None:
         self.tier = self.left = tier
         self.bucket = bucket
         self.heads: list[tuple[int, int, bytes, Delivery]] = []
         self.turn: Delivery | None = None
-        self.is_held = False
+        self.held = 0
         self.until_us = 0
 
     def next_us(self) -> float:
-        """When the next head may be taken, time since boot."""
-        return self.until_us if self.bucket is None else max(self.until_us, self.bucket.next_us())
+        """When the next head may be taken, time since boot; infinite: `Turns.reopen` decides."""
+        next_us = self.until_us if self.bucket is None else self.bucket.next_us()
+        gate = self.heads[0][3].gate if self.heads else None
+        return max(self.until_us, next_us, 0 if gate is None else gate.opens_us())

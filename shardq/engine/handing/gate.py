@@ -1,4 +1,4 @@
-"""The limits of a queue at one member: it begins deliveries within its shares of them.
+"""The limits of a queue, or of a task, at one member: it begins deliveries within its shares.
 
 ```
  due rows ─► share of `running` left? ─► token of its share of the rate? ─► handed out
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
     from shardq.lifecycle.home import QueueHome
+    from shardq.model.limits import QueueLimit
 
 _RENEW_US = 1_000_000
 _EAGER_US = 100_000
@@ -27,6 +28,8 @@ GATE_S = 0.5
 """Seconds from step to step while a queue has limits: shares are renewed in time."""
 _KEPT_US = 3_000_000
 """An unused share is kept for this long."""
+_RUN_US = 1_000_000
+"""How long a handler is taken to run, until it is known how often deliveries begin."""
 _TURN_MS = 3_000
 _TURN_INTERVALS = 20
 
@@ -37,42 +40,60 @@ class Gate:
     Args:
         lock: The lock of `ready`.
         threads: Handler slots; 0 for callers of `receive`, whose deliveries do not count.
-        running: Returns how many handlers run here.
+        running: Returns how many handlers run here; it may be set later.
+        task: The task whose limits these are; None: the queue's own.
+
+    Attributes:
+        due: For a task: how many of its jobs are due here and not taken.
+        begun: How many deliveries began here.
     """
 
     def __init__(
-        self, home: QueueHome, lock: RLock, threads: int, running: Callable[[], int]
+        self,
+        home: QueueHome,
+        lock: RLock,
+        threads: int,
+        running: Callable[[], int] = lambda: 0,
+        task: str | None = None,
     ) -> None:
         self._lock = lock
         self._clock = home.clock
         self._register = home.register
         self._threads = threads
-        self._running = running
-        store, member = home.store, home.member
-        self._slots = Shares(store, home.clock, home.register, "running", member=member)
-        self._tokens = Shares(store, home.clock, home.register, "rate", member=member)
-        self._stored = ""
-        """The limits that hold here, as they are stored."""
+        self.running = running
+        self._task = task
+        store, member, of_task = home.store, home.member, "" if task is None else f" {task}"
+        self._slots = Shares(store, home.clock, home.register, f"running{of_task}", member=member)
+        self._tokens = Shares(store, home.clock, home.register, f"rate{of_task}", member=member)
+        self._adopted: QueueLimit | None = None
+        """The limits of the queue and its tasks in the settings, as `keep` last read them."""
         self._limit = queue_limit_of("")
         self._bucket: Bucket | None = None
         self._units = 0
         self._looked_us = self._wanted_us = 0
+        self.due = self.begun = 0
+
+    @property
+    def present(self) -> QueueLimit:
+        """The limits in the queue's settings."""
+        limit = queue_limit_of(self._register.settings.queue_limit)
+        return limit if self._task is None else limit.of_task(self._task)
 
     @property
     def is_on(self) -> bool:
-        """True if the queue has limits."""
-        return bool(self._register.settings.queue_limit)
+        """True if there are limits."""
+        return self.present.is_gate
 
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
-        if self._register.settings.queue_limit != self._stored:
+        if queue_limit_of(self._register.settings.queue_limit) is not self._adopted:
             # Nothing begins by former limits until `keep` has taken shares of the present ones.
             return math.inf
         now_us = self._clock.boot_us()
         limit = self._limit
         if limit.running and self._threads:
             granted = self._slots.granted
-            if now_us >= granted.until_us or self._running() >= granted.units:
+            if now_us >= granted.until_us or self.running() >= granted.units:
                 return math.inf
         if not limit.rates:
             return 0
@@ -88,14 +109,35 @@ class Gate:
     @property
     def holds_back(self) -> bool:
         """True if the limits, and not busy handlers, keep a delivery from its begin now."""
-        has_free = not self._threads or self._running() < self._threads
+        has_free = not self._threads or self.running() < self._threads
         return has_free and not self.may_begin()
 
     def begin(self) -> None:
         """Count a delivery that begins."""
-        self._wanted_us = self._clock.boot_us()
+        now_us = self._clock.boot_us()
+        self.begun += 1
+        self.want(now_us)
         if self._bucket is not None:
-            self._bucket.take(self._wanted_us)
+            self._bucket.take(now_us)
+
+    def want(self, until_us: int) -> None:
+        """Keep shares until a time since boot, as deliveries may begin until then."""
+        self._wanted_us = max(self._wanted_us, until_us)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits for these limits, and no share of them is here."""
+        now_us = self._clock.boot_us()
+        shares = [shares.granted for shares in (self._slots, self._tokens)]
+        has_share = any(share.units and share.until_us > now_us for share in shares)
+        return not (has_share or self.due or now_us - self._wanted_us < _KEPT_US)
+
+    @property
+    def usual_us(self) -> float:
+        """About how long it is from one delivery to the next, if there are always some to begin."""
+        limit = self._limit
+        by_running = _RUN_US / limit.running if limit.running else 0
+        return max((rate.interval_us for rate, _ in limit.rates), default=by_running)
 
     def keep(self, due: int) -> bool:
         """Take, renew or give back shares, if it is time. From the thread that steps the engine.
@@ -109,31 +151,32 @@ class Gate:
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
-        stored = self._register.settings.queue_limit
-        limit = queue_limit_of(stored)
+        adopted, limit = queue_limit_of(self._register.settings.queue_limit), self.present
         now_us = self._clock.boot_us()
         if due:
-            self._wanted_us = now_us
+            self.want(now_us)
         is_eager = bool(due) and self.opens_us() == math.inf
         every_us = _EAGER_US if is_eager else _RENEW_US
-        is_new = stored != self._stored
+        is_new = adopted is not self._adopted
         if not is_new and now_us - self._looked_us < every_us:
             return False
         self._looked_us = now_us
-        if is_new:
-            with self._lock:
-                self._stored, self._limit, self._bucket, self._units = stored, limit, None, 0
+        is_other = (limit.running, limit.rates) != (self._limit.running, self._limit.rates)
+        with self._lock:
+            self._adopted = adopted
+            if is_other:
+                self._limit, self._bucket, self._units = limit, None, 0
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
-            running = self._running()
+            running = self.running()
             wants = min(self._threads, running + due) if is_wanted else running
-            self._slots.take(limit.running, used=running, wants=wants, turn_ms=_TURN_MS)
+            self._slots.take(limit.running, used=self.running, wants=wants, turn_ms=_TURN_MS)
         if limit.rates:
             slowest_us = max(rate.interval_us for rate, _ in limit.rates)
             turn_ms = max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3))
             wants = limit.units if is_wanted else 0
             former_us = self._tokens.granted.until_us
-            self._tokens.take(limit.units, used=0, wants=wants, turn_ms=turn_ms)
+            self._tokens.take(limit.units, used=lambda: 0, wants=wants, turn_ms=turn_ms)
             with self._lock:
                 if self._tokens.granted.since_us >= former_us:
                     # Others may have used a share that was over, and its tokens.

@@ -17,10 +17,10 @@ from __future__ import annotations
 import heapq
 import math
 from itertools import chain, islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from shardq.engine.handing.delivery import Delivery
-from shardq.engine.handing.turns import Turns
+from shardq.engine.handing.turns import Turns, since_ms
 from shardq.engine.handing.waiters import Waiters
 from shardq.model.ids import order_key
 from shardq.stores.store import NEVER
@@ -31,13 +31,23 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.handing.delivery import HeadLine
     from shardq.engine.handing.gate import Gate
-
+    from shardq.model.message import Row
 
 _PASSED_MAX = 1_000
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
 """The due, or since when a shared row has waited; the sort key of the row id; the delivery."""
+
+
+class Limiter(Protocol):
+    """The limits of tasks. The caller holds the lock of `ready`."""
+
+    def has_limits(self, row: Row) -> bool:
+        """True if the task of a row has limits."""
+
+    def limit(self, waiting: Iterable[Delivery]) -> None:
+        """Record the limits of their tasks in rows that are about to wait for a handler."""
 
 
 def _nothing(*_given: object) -> None:
@@ -81,6 +91,8 @@ class Ready:
         self._credits = [0] * bands
         self.gate: Gate | None = None
         """The queue's limits, if it has any."""
+        self.tasks: Limiter | None = None
+        """The limits of tasks, if there are any."""
         self._horizon: list[int | None] = [None] * bands
         self.is_stopped = False
         """True once no more rows are handed out."""
@@ -118,9 +130,15 @@ class Ready:
                     at_ms, is_given = row.since_ms, True
                 entry = (at_ms, order_key(row.id), one)
                 due.setdefault(one.band, []).append(entry)
-        if is_given:
-            self.given_us = self._clock.boot_us()
         with self._lock:
+            if self.tasks is not None:
+                heads += self._without_limited(due)
+                is_given = is_given and any(
+                    entry[2].row.since_ms is not None for entry in chain(*due.values())
+                )
+                self.tasks.limit(heads)
+            if is_given:
+                self.given_us = self._clock.boot_us()
             head = self._future[0][0] if self._future else NEVER
             _push(self._future, future)
             for band, entries in due.items():
@@ -134,6 +152,8 @@ class Ready:
     def offer(self, one: Delivery, *, is_taken: bool) -> None:
         """Add the head of a group, as `add` does."""
         with self._lock:
+            if self.tasks is not None:
+                self.tasks.limit([one])
             self._turns.add(one)
             if not is_taken:
                 self._look_again()
@@ -144,9 +164,25 @@ class Ready:
             self._turns.hold(line, self._clock.boot_us() + 1_000 * delay_ms)
 
     def reopen(self) -> None:
-        """Let waiting threads look again, as the queue's limits may allow another delivery."""
+        """Let waiting threads look again, as limits may allow another delivery."""
         with self._lock:
+            self._turns.reopen()
             self._look_again()
+
+    def _without_limited(self, due: dict[int, list[_Entry]]) -> list[Delivery]:
+        """Take the jobs of tasks with limits out of due rows."""
+        limited: list[Delivery] = []
+        if self.tasks is None:
+            return limited
+        for band, entries in due.items():
+            kept = []
+            for entry in entries:
+                if self.tasks.has_limits(entry[2].row):
+                    limited.append(entry[2])
+                else:
+                    kept.append(entry)
+            due[band] = kept
+        return limited
 
     def _look_again(self, threads: int = 1) -> None:
         """Wake threads, one of which then waits for the first due or token."""
@@ -158,9 +194,12 @@ class Ready:
         with self._lock:
             return self._pop()
 
-    def let_follow(self, head: Delivery) -> bool:
+    def let_follow(self, head: Delivery, row: Row) -> bool:
         """Count a row that is handed out along with a head, if rates allow one more; else False."""
         with self._lock:
+            if self.tasks is not None and self.tasks.has_limits(row):
+                # It waits for them as the head of its group.
+                return False
             if self.gate is not None and not self.gate.may_begin():
                 return False
             bucket = None if head.line is None else head.line.bucket
@@ -392,6 +431,10 @@ class Ready:
         while future and future[0][0] <= now_ms:
             entry = heapq.heappop(future)
             one = entry[2]
+            if self.tasks is not None and self.tasks.has_limits(one.row):
+                self.tasks.limit([one])
+                self._turns.add(one)
+                continue
             if one.row.since_ms is not None:
                 self.given_us = self._clock.boot_us()
                 entry = (one.row.since_ms, *entry[1:])
@@ -425,7 +468,7 @@ class Ready:
         heap = self._due[band]
         first_ms = heap[0][0] if heap else NEVER
         if self._turns.due and (head := self._turns.first(band)) is not None:
-            return min(first_ms, head.row.due_ms)
+            return min(first_ms, since_ms(head))
         return first_ms
 
     def _pop(self) -> Delivery | None:
@@ -439,8 +482,8 @@ class Ready:
             first_ms = heap[0][0] if heap else NEVER
             head = turns.first(band) if turns.due else None
             if head is not None:
-                if head.row.due_ms < first_ms:
-                    first_ms = head.row.due_ms
+                if since_ms(head) < first_ms:
+                    first_ms = since_ms(head)
                 else:
                     head = None
             horizon = self._horizon[band]

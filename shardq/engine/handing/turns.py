@@ -7,7 +7,9 @@
 ```
 
 A group of one place has one head here at a time. A group with a rate, a tier or more places has a
-line: only the first head of the line takes part in the turns.
+line: only the first head of the line takes part in the turns. So has a task with limits: its line
+has its jobs without groups, and the heads of groups without a line. A head whose task has limits
+is taken only if these allow it, in whichever line it is.
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery, HeadLine
 
 
+def since_ms(one: Delivery) -> int:
+    """Since when a due row waits: its due, or that from which it was moved."""
+    row = one.row
+    return row.due_ms if row.since_ms is None else row.since_ms
+
+
 class Turns:
     """The due heads of one queue's groups. The caller holds the lock of `ready`.
 
@@ -43,8 +51,10 @@ class Turns:
         self._turns: list[deque[Delivery]] = [deque() for _ in range(bands)]
         self._lines: dict[HeadLine, None] = {}
         self._held: list[tuple[float, int, HeadLine]] = []
-        """When the next token is there, time since boot; a number; the line that waits for it."""
-        self._numbers = count()
+        """When the next token is there, time since boot; number of the wait; the line."""
+        self._gated: dict[HeadLine, None] = {}
+        """Lines that wait for the limits of a task."""
+        self._numbers = count(1)
         self.due = 0
 
     def __len__(self) -> int:
@@ -57,15 +67,17 @@ class Turns:
         return chain(unlined, lined)
 
     def add(self, one: Delivery) -> None:
-        """Add a head."""
+        """Add a head, or a job of a task with limits."""
         line = one.line
         if line is None:
             self._turns[one.band].append(one)
             self.due += 1
             return
+        if one.gate is not None:
+            one.gate.due += 1
         self._lines[line] = None
-        heapq.heappush(line.heads, (one.band, one.row.due_ms, order_key(one.row.id), one))
-        if line.heads[0][3] is one and not line.is_held:
+        heapq.heappush(line.heads, (one.band, since_ms(one), order_key(one.row.id), one))
+        if line.heads[0][3] is one and (not line.held or line in self._gated):
             self._enter(line)
 
     def _enter(self, line: HeadLine, *, goes_on: bool = False) -> None:
@@ -78,11 +90,16 @@ class Turns:
         if line.turn is not None:
             line.turn, self.due = None, self.due - 1
         next_us = line.next_us()
+        self._gated.pop(line, None)
+        line.held = 0
         if next_us > 0 and next_us > self._clock.boot_us():
-            line.is_held = True
-            heapq.heappush(self._held, (next_us, next(self._numbers), line))
-            if self._held[0][2] is line:
-                self._on_hold()
+            line.held = next(self._numbers)
+            if line.heads[0][3].gate is not None:
+                self._gated[line] = None
+            if next_us != math.inf:
+                heapq.heappush(self._held, (next_us, line.held, line))
+                if self._held[0][2] is line:
+                    self._on_hold()
             return
         line.turn, self.due = line.heads[0][3], self.due + 1
         turns = self._turns[line.turn.band]
@@ -102,18 +119,34 @@ class Turns:
         """Let lines whose next token is there take part in the turns."""
         held = self._held
         while held and held[0][0] <= self._clock.boot_us():
-            line = heapq.heappop(held)[2]
-            line.is_held = False
-            if line.heads:
-                self._enter(line)
+            _, number, line = heapq.heappop(held)
+            if line.held == number:
+                self._release(line)
+
+    def reopen(self) -> None:
+        """Look again whether lines that wait for limits of tasks may be taken from."""
+        for line in list(self._gated):
+            self._release(line)
+
+    def _release(self, line: HeadLine) -> None:
+        line.held = 0
+        self._gated.pop(line, None)
+        if line.heads:
+            self._enter(line)
 
     def first(self, band: int) -> Delivery | None:
         """Return the head of a band whose turn it is."""
         turns = self._turns[band]
         while turns:
             one = turns[0]
-            if one.line is None or one.line.turn is one:
+            line = one.line
+            if line is None:
                 return one
+            if line.turn is one:
+                if one.gate is None or one.gate.may_begin():
+                    return one
+                # Another line has taken the token of its task: it is held.
+                self._enter(line)
             # Another head of its line took its place, or it was removed.
             turns.popleft()
         return None
@@ -121,10 +154,11 @@ class Turns:
     def of_band(self, band: int) -> Iterator[Delivery]:
         """The heads of a band that take part in the turns, and those behind them in their lines."""
         for one in self._turns[band]:
-            if one.line is None:
+            line = one.line
+            if line is None:
                 yield one
-            elif one.line.turn is one:
-                free = one.line.heads if one.line.bucket is None else ()
+            elif line.turn is one:
+                free = line.heads if line.bucket is None and one.gate is None else ()
                 yield from (entry[3] for entry in free if entry[0] == band) if free else (one,)
 
     def take(self, one: Delivery) -> None:
@@ -135,6 +169,8 @@ class Turns:
         if line is None:
             return
         heapq.heappop(line.heads)
+        if one.gate is not None:
+            one.gate.begin()
         line.turn = None
         line.left -= 1
         if line.bucket is not None:
@@ -153,15 +189,19 @@ class Turns:
         for band, turns in enumerate(self._turns):
             if not out.isdisjoint(turns):
                 self._turns[band] = deque(one for one in turns if one not in out)
+        for one in removed:
+            if one.gate is not None:
+                one.gate.due -= 1
         self.due -= sum(one.line is None for one in removed)
-        for line in {one.line: None for one in removed if one.line is not None}:
+        for line in {line: None for one in removed if (line := one.line) is not None}:
             line.heads = [entry for entry in line.heads if entry[3] not in out]
             heapq.heapify(line.heads)
             if line.turn in out:
                 line.turn, self.due = None, self.due - 1
             if not line.heads:
                 del self._lines[line]
-            elif line.turn is None and not line.is_held:
+                self._gated.pop(line, None)
+            elif line.turn is None and not line.held:
                 self._enter(line)
         return removed
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.handing.gate import Gate
     from shardq.engine.members.member import Member
     from shardq.stores.store import RowMove
 
@@ -149,7 +150,7 @@ class Outbox(Part):
             self._news.wake()
         elif is_first:
             self._news.on_first()
-        if self._ready.gate is not None:
+        if self._ready.gate is not None or one.gate is not None:
             self._ready.reopen()
         if outcome.is_limit:
             self._groups.hold(one, outcome.delay_ms or 0)
@@ -220,9 +221,16 @@ class Outbox(Part):
         astray = sum(not one.has_ended for one in self._astray)
         return len(self._running) + astray - self.endings.freed
 
-    def count_at_handlers(self) -> int:
-        """How many deliveries were handed out and have not ended, also if others settled them."""
-        return self.unended + sum(not one.has_ended for one in self._astray)
+    def count_at_handlers(self, gate: Gate | None = None) -> int:
+        """How many deliveries were handed out and have not ended, also if others settled them.
+
+        Args:
+            gate: The limits of a task, whose jobs are counted; None: all are.
+        """
+        with self._ready.waiters.lock:
+            # Not while a thread is about to begin one: it would be missing.
+            begun = [*self._running.values(), *self._astray]
+        return sum(not one.has_ended and (gate is None or one.gate is gate) for one in begun)
 
     @property
     def unended(self) -> int:
@@ -264,6 +272,13 @@ class Outbox(Part):
         move = self._planner.share(one.row, lane, after_ms=self._share_ms)
         self._moves.append(_Pending(one, move, Fate.SNOOZE))
         return True
+
+    def postpone(self, one: Delivery, due_ms: int) -> None:
+        """Move a row that waits for the limits of its task, as `share` does, to a later due."""
+        if not self._leases.is_valid(one.lease):
+            self._memory.leave(one)
+            return
+        self._moves.append(_Pending(one, self._planner.postpone(one.row, due_ms), Fate.SNOOZE))
 
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
         """Release a row that cannot be handed out; the next reader of its shard rereads it.

@@ -1,0 +1,224 @@
+"""The limits of tasks of one queue at one member.
+
+```
+ due job ─► its task has limits? ── no ──► ready
+                └─ line of the task ── a gate for each task ──► handed out
+                      └─ beyond 100, or a minute ──► moved to about the time of its turn
+```
+
+A job without a group waits in the line of its task, so that jobs of other tasks pass it. The head
+of a group waits there too, or in the line of its group if that has one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shardq.engine.handing.delivery import HeadLine
+from shardq.engine.handing.gate import Gate
+from shardq.engine.members.part import Part
+from shardq.model.limits import queue_limit_of
+from shardq.model.message import task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shardq.engine.handing.delivery import Delivery
+    from shardq.engine.members.member import Member
+    from shardq.engine.storing.outbox import Outbox
+    from shardq.model.message import Row
+
+_ROWS_MAX: Final = 100
+"""The most jobs of one task that stay where they are while the task waits for its limits."""
+_STAY_US: Final = 60_000_000
+"""A job whose turn comes later than this is moved, so that its minute can be sealed."""
+_AWAY_US: Final = 600_000_000
+"""The longest time to which a job is moved: the limits may be raised meanwhile."""
+_EARLY: Final = 0.9
+"""Postponement jobs return somewhat before their turns, so that tokens are not left over."""
+_MEASURED_MIN: Final = 10
+_MEASURED_US: Final = 60_000_000
+
+
+class TaskLine:
+    """The jobs of one task that wait for its limits.
+
+    Attributes:
+        gate: The limits.
+        line: The jobs that are due, in `ready`.
+        booked_us: Time since boot up to which moved jobs return.
+    """
+
+    __slots__ = ("_from_begun", "_from_us", "booked_us", "gate", "line", "pace_us")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.line = HeadLine(1, None)
+        self.booked_us = 0.0
+        self.pace_us = 0.0
+        self._from_us = self._from_begun = 0
+
+    def measure(self, now_us: int) -> None:
+        """Measure how often jobs begin, while there are always some that wait."""
+        begun = self.gate.begun - self._from_begun
+        if not self.line.heads:
+            self._from_us = 0
+        elif self._from_us and begun >= _MEASURED_MIN:
+            self.pace_us = max(self.gate.usual_us, (now_us - self._from_us) / begun)
+        elif not self.pace_us:
+            self.pace_us = self.gate.usual_us
+        if not self._from_us or now_us - self._from_us >= _MEASURED_US:
+            self._from_us, self._from_begun = now_us, self.gate.begun
+
+
+class Postponement(NamedTuple):
+    """A job that is to be moved to a later due.
+
+    Attributes:
+        one: Its delivery, which is not in `ready` any more.
+        due_ms: Its new due.
+    """
+
+    one: Delivery
+    due_ms: int
+
+
+class TaskLines(Part):
+    """The limits of the tasks of one queue at one member.
+
+    Args:
+        outbox: Knows which jobs run.
+        has_begun: Returns True for a row that is begun in advance.
+    """
+
+    def __init__(self, member: Member, outbox: Outbox, has_begun: Callable[[Row], bool]) -> None:
+        super().__init__(member)
+        self._outbox = outbox
+        self._has_begun = has_begun
+        self._lock = self._ready.waiters.lock
+        self._lines: dict[str, TaskLine] = {}
+        self._limit = queue_limit_of("")
+
+    @property
+    def is_busy(self) -> bool:
+        """True if jobs of tasks with limits were due here lately."""
+        return bool(self._lines)
+
+    def follow(self) -> None:
+        """Let the limits in the queue's settings hold from now on."""
+        former, self._limit = self._limit, queue_limit_of(self._register.settings.queue_limit)
+        if self._limit.tasks == former.tasks:
+            return
+        with self._lock:
+            waiting = self._ready.remove(lambda _: True)
+            lines = {line.line for line in self._lines.values()}
+            for one in waiting:
+                one.limit(None, None if one.line in lines else one.line)
+            self._ready.tasks = self if self._limit.tasks else None
+            self._lines = {
+                task: line
+                for task, line in self._lines.items()
+                if self._limit.rule_of(task) is not None
+            }
+            self._ready.add(waiting)
+            for one in self._outbox.handed_out():
+                line = self._line_of(one.row)
+                one.limit(None if line is None else line.gate, one.line)
+
+    # From `ready` ---------------------------------------------------------------------------------
+
+    def has_limits(self, row: Row) -> bool:
+        """True if the task of a row has limits."""
+        task = task_of(row)
+        return task is not None and self._limit.rule_of(task) is not None
+
+    def limit(self, waiting: Iterable[Delivery]) -> None:
+        """Record the limits of their tasks in rows that are about to wait for a handler."""
+        for one in waiting:
+            if (line := self._line_of(one.row)) is not None:
+                one.limit(line.gate, line.line if one.line is None else one.line)
+
+    def _line_of(self, row: Row) -> TaskLine | None:
+        task = task_of(row)
+        if task is None or self._limit.rule_of(task) is None:
+            return None
+        line = self._lines.get(task)
+        if line is None:
+            gate = Gate(self._home, self._lock, self._threads, task=task)
+            gate.running = partial(self._outbox.count_at_handlers, gate)
+            line = self._lines[task] = TaskLine(gate)
+        return line
+
+    # From the engine ------------------------------------------------------------------------------
+
+    def keep(self) -> bool:
+        """Take, renew or give back shares of limits, if it is time.
+
+        Returns:
+            True if shares may have changed.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Try again.
+        """
+        has_changed = False
+        for line in list(self._lines.values()):
+            has_changed = line.gate.keep(line.gate.due) or has_changed
+        if has_changed:
+            with self._lock:
+                self._lines = {
+                    task: line
+                    for task, line in self._lines.items()
+                    if not (line.gate.is_idle and not line.gate.running())
+                }
+        return has_changed
+
+    def postpone(self) -> None:
+        """Move jobs that wait for long: they would fill the memory for other tasks."""
+        moved: list[Postponement] = []
+        with self._lock:
+            kept: Counter[int] = Counter()
+            for line in self._lines.values():
+                line.measure(self._clock.boot_us())
+                if line.line.held:
+                    moved += self._surplus(line, kept)
+            out = {one for one, _ in moved}
+            if out:
+                self._ready.remove(out.__contains__)
+        for one, due_ms in moved:
+            self._outbox.postpone(one, due_ms)
+
+    def _surplus(self, line: TaskLine, kept: Counter[int]) -> Iterator[Postponement]:
+        """Choose the jobs of a line to move.
+
+        Args:
+            line: The line, which is held.
+            kept: Lane -> jobs of held lines that stay.
+        """
+        now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+        opens_us, pace_us = line.gate.opens_us(), line.pace_us
+        first_us = opens_us if now_us < opens_us < now_us + _AWAY_US else now_us
+        polled = sum(not lane.of_groups for lane in self._memory.polled) or 1
+        of_lane_max = max(self._prefetch // polled // 2, 1)
+        stay = 0
+        for *_, one in sorted(line.line.heads):
+            lane = one.row.shard.lane
+            waits_us = first_us - now_us + stay * pace_us
+            if not self._may_move(one) or (
+                stay < _ROWS_MAX and waits_us < _STAY_US and kept[lane] < of_lane_max
+            ):
+                stay += 1
+                kept[lane] += 1
+                continue
+            at_us = min(max(line.booked_us, first_us + stay * pace_us), now_us + _AWAY_US)
+            line.booked_us = at_us + _EARLY * pace_us
+            line.gate.want(round(at_us))
+            yield Postponement(one, now_ms + max(round((at_us - now_us) / 1_000), 1))
+
+    def _may_move(self, one: Delivery) -> bool:
+        """True if a job may be moved: nobody else settles it, and a read would find it again."""
+        if one.grouped or one.doubtful or self._has_begun(one.row):
+            return False
+        lane = self._memory.lanes.get(one.row.shard.lane)
+        return lane is not None and one.row.shard.minute > lane.sealed

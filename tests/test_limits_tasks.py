@@ -1,0 +1,182 @@
+"""Limits of tasks over all workers, through the face."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardq
+from shardq import Consumer, Message
+from shardq.errors import BadSetting
+from shardq.model.limits import queue_limit_of
+from shardq.model.message import TASK_HEADER
+from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shardq import Queue
+
+
+def put(queue: Queue, task: str, count: int, **options: object) -> None:
+    queue.put_many(
+        {"body": f"{task}{n}", "headers": {TASK_HEADER: task}, **options} for n in range(count)
+    )
+
+
+def most_within(times_us: Sequence[int], span_us: int) -> int:
+    return max(sum(at <= other < at + span_us for other in times_us) for at in times_us)
+
+
+def of_task(seen: Recorder, task: str) -> list[int]:
+    return [at for at, text in zip(seen.at_us, seen.texts, strict=True) if text.startswith(task)]
+
+
+@pytest.mark.parametrize("groups", [None, {"places": 1}, {"places": 3, "tier": 2}])
+def test_a_task_begins_no_more_than_its_rate_and_delays_no_other(
+    stage: Stage, groups: dict[str, int] | None
+) -> None:
+    queue = stage.connect().queue(
+        "mail", groups=groups or "off", limits={"tasks": {"slow": {"rate": "10/s", "burst": 2}}}
+    )
+    grouped = {} if groups is None else {"group": "a"}
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "slow", 200, **grouped)
+    put(queue, "quick", 50)
+    stage.drive(consumer, seconds=2)
+    assert len(of_task(seen, "quick")) == 50
+    stage.drive(consumer, seconds=10)
+    slow = of_task(seen, "slow")
+    assert most_within(slow, 1_000_000) <= 12
+    assert len(slow) >= 100
+
+
+def test_a_flood_of_one_task_neither_fills_the_memory_nor_delays_others(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"tasks": {"slow": {"rate": "10/s"}}})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "slow", 20_000)
+    for second in range(30):
+        put(queue, f"quick{second}-", 10)
+        stage.drive(consumer, seconds=1)
+        assert len(of_task(seen, f"quick{second}-")) == 10
+    memory = consumer._engine.memory
+    assert len(memory.known) < 300
+    slow = [text for text in seen.texts if text.startswith("slow")]
+    assert slow == [f"slow{n}" for n in range(len(slow))]
+    assert 290 <= len(slow) <= 302
+    assert queue.totals().snoozed == 0
+
+
+def test_postponed_jobs_return_at_about_their_turns_and_none_is_lost(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"tasks": {"slow": {"rate": "2/s"}}})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "slow", 3_000)
+    stage.drive(consumer, seconds=1_400)
+    begun = len(seen.texts)
+    assert 0.95 * 2_800 <= begun <= 2_802
+    assert most_within(seen.at_us, 10_000_000) <= 21
+    stage.drive(consumer, seconds=1_600)
+    assert len({*seen.texts}) == len(seen.texts) == 3_000
+
+
+def test_a_slow_rate_lets_its_minutes_be_sealed_and_every_job_run(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"tasks": {"rare": {"rate": "1/h"}}})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    put(queue, "rare", 3)
+    stage.drive(consumer, seconds=3 * 3_600 + 60)
+    assert len(seen.texts) == 3
+    assert most_within(seen.at_us, 3_599_000_000) == 1
+
+
+def test_jobs_of_a_task_run_no_more_at_once_than_it_allows_over_all_consumers(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    limits = {"tasks": {"slow": {"running": 3}}}
+    lock, running, most, done = threading.Lock(), Counter[str](), Counter[str](), threading.Event()
+    seen: list[str] = []
+    pause = threading.Event()
+
+    def handle(message: Message) -> None:
+        task = message.headers[TASK_HEADER]
+        with lock:
+            running[task] += 1
+            most[task] = max(most[task], running[task])
+        pause.wait(0.01)
+        with lock:
+            running[task] -= 1
+            seen.append(message.text)
+            if len(seen) == 90:
+                done.set()
+
+    with shardq.connect(url) as db, shardq.connect(url) as other:
+        queue = db.queue("mail", limits=limits)
+        put(queue, "slow", 60)
+        put(queue, "quick", 30)
+        consumers = [Consumer(one.queue("mail"), handle, threads=4) for one in (db, other)]
+        threads = [threading.Thread(target=one.run, daemon=True) for one in consumers]
+        for thread in threads:
+            thread.start()
+        assert done.wait(60)
+        for one in consumers:
+            one.stop()
+        for thread in threads:
+            thread.join(60)
+    assert most["slow"] <= 3
+    assert len({*seen}) == 90
+
+
+def test_limits_of_tasks_are_changed_while_their_jobs_wait(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    queue.limit(task="shop.*", rate="1/s")
+    put(queue, "shop.slow", 500)
+    put(queue, "shop.slow", 20, group="a")
+    stage.drive(consumer, seconds=20)
+    before = len(seen.texts)
+    assert 15 <= before <= 21
+    queue.limit(task="shop.slow", rate="10/s")
+    stage.drive(consumer, seconds=5)
+    # Those that were not moved yet; the others return within 10 minutes.
+    assert 35 <= len(seen.texts) - before <= 51
+    queue.limit(task="shop.slow")
+    queue.limit(task="shop.*")
+    stage.drive(consumer, seconds=610)
+    assert len(seen.texts) == 500 + 20
+    assert queue.settings.queue_limit == ""
+
+
+def test_a_name_comes_before_the_longest_pattern(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"running": 9, "tasks": {"a.*": {"running": 1}}})
+    queue.limit(task="a.b*", running=2)
+    queue.limit(task="a.bc", rate="1/s", burst=2)
+    limit = queue_limit_of(queue.settings.queue_limit)
+    found = [str(limit.of_task(task)) for task in ("a.a", "a.bb", "a.bc", "b")]
+    assert found == ["1 running", "2 running", "1/s, burst 2", ""]
+    assert limit.running == 9
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tier": 2}, {"places": 1}, {"running": 0}, {"burst": 2}, {"rate": "10"}, {"budget": "1/s"}],
+)
+def test_a_limit_of_a_task_that_makes_no_sense_is_refused(
+    stage: Stage, given: dict[str, object]
+) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(BadSetting):
+        queue.limit(task="shop", **given)  # type: ignore[call-overload]
+    with pytest.raises(BadSetting):
+        queue.alter(limits={"tasks": {"shop": given}})
+    with pytest.raises(BadSetting):
+        queue.alter(limits={"tasks": {"*.shop": {"running": 1}}})
+    assert queue.settings.queue_limit == ""
