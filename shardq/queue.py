@@ -377,26 +377,29 @@ class Queue(Scheduled):
         return self._settle(delivery, Outcome(Fate.RETRY, delay_ms, reason), partial)
 
     @overload
-    def snooze(self, delivery: Message | str, delay: Duration) -> None: ...
+    def snooze(
+        self, delivery: Message | str, delay: Duration, *, limited: bool = False
+    ) -> None: ...
     @overload
     def snooze(
-        self, delivery: Several, delay: Duration, *, partial: Literal[True]
+        self, delivery: Several, delay: Duration, *, limited: bool = False, partial: Literal[True]
     ) -> list[ReceiptError | None]: ...
     def snooze(
-        self, delivery: Several, delay: Duration, *, partial: bool = False
+        self, delivery: Several, delay: Duration, *, limited: bool = False, partial: bool = False
     ) -> list[ReceiptError | None] | None:
         """Deliver a message again later, without the use of an attempt.
 
         Args:
             delivery: The message or its receipt; if `partial`, a list of them.
             delay: How long to wait.
+            limited: True to deliver nothing of the message's group until then, as `Limited` does.
             partial: True to end all that can be ended, even if others cannot.
 
         Returns:
             None; if `partial`, for each delivery its error, or None if it has ended.
         """
         delay_ms = duration_ms(delay, name="delay")
-        return self._settle(delivery, Outcome(Fate.SNOOZE, delay_ms), partial)
+        return self._settle(delivery, Outcome(Fate.SNOOZE, delay_ms, is_limit=limited), partial)
 
     @overload
     def extend(

@@ -470,6 +470,32 @@ def test_a_limited_group_waits_as_a_whole_and_no_attempt_is_used(
     assert [message.attempt for message in seen.messages if message.text == "a9"] == [1, 1]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("limits", [{"places": 3}, {"places": 3, "rate": "10/s", "burst": 3}, {}])
+def test_a_caller_holds_the_group_of_a_delivery_back_as_a_handler_does(
+    stage: Stage, limits: dict[str, object], *, elsewhere: bool
+) -> None:
+    queue = stage.connect().queue("mail", groups=limits)
+    put(queue, "a", 10)
+    put(queue, "b", 1)
+    held = [one for _ in range(5) for one in queue.receive(10, "1h", wait="1s")]
+    first = next(message for message in held if message.group == "a")
+    (stage.connect().queue("mail") if elsewhere else queue).snooze(first, "60s", limited=True)
+    # The owner reads the note of another process.
+    assert queue.receive(10, wait="2s") == []
+    for message in held:
+        if message is not first:
+            queue.ack(message)
+    put(queue, "b", 1, first=1)
+    begun_us = stage.clock.boot_us()
+    assert [message.text for message in queue.receive(10, "1h", wait="20s")] == ["b1"]
+    assert queue.receive(10, wait="30s") == []
+    found = queue.receive(10, wait="60s")
+    assert {message.group for message in found} == {"a"}
+    assert stage.clock.boot_us() >= begun_us + 50_000_000
+    assert {message.attempt for message in found} == {1}
+
+
 def test_a_new_owner_of_a_lane_keeps_a_limited_group_waiting(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"places": 3})
     put(queue, "a", 10)

@@ -393,6 +393,8 @@ def test_python_consumers_share_a_queue_with_callers(tmp_path: Path) -> None:
 async def test_a_message_that_a_limit_or_a_pause_holds_back_says_which(api: Api) -> None:
     queue = api.db.queue("mail", groups={"vip-*": {"rate": "4/h"}})
     queue.put_many({"body": "x", "id": f"m{number}", "group": "vip-7"} for number in range(3))
+    assert (await api.done("GET", MAIL + "/messages/m2"))["where"] == "behind"
+    await api.done("POST", MAIL + "/receive")
     state = await api.done("GET", MAIL + "/messages/m2")
     assert (state["where"], state["limit"], state["limit_of"]) == (
         "limited",
@@ -403,3 +405,16 @@ async def test_a_message_that_a_limit_or_a_pause_holds_back_says_which(api: Api)
     queue.pause(group="vip-*")
     state = await api.done("GET", MAIL + "/envelopes/m2")
     assert (state["where"], state["limit"], state["limit_of"]) == ("paused", "vip-*", "group")
+
+
+@played()
+async def test_a_snooze_may_hold_the_whole_group_back(api: Api) -> None:
+    queue = api.db.queue("mail", groups={"places": 2})
+    queue.put_many({"body": f"{number}", "group": "a"} for number in range(4))
+    first, second = receipts(
+        await api.done("POST", MAIL + "/receive", {"wait": "9s", "per_group": 2})
+    )
+    given = {"receipts": [first], "delay": "20m", "limited": True}
+    await api.done("POST", MAIL + "/snooze", given)
+    await api.done("POST", MAIL + "/ack", {"receipts": [second]})
+    assert await api.done("POST", MAIL + "/receive", {"wait": "5s"}) == {"messages": []}

@@ -195,10 +195,12 @@ class Queue(Face[SyncQueue]):
         """End a delivery as failed, as `shardq.Queue.retry`."""
 
     @overload
-    async def snooze(self, delivery: Message | str, delay: Duration) -> None: ...
+    async def snooze(
+        self, delivery: Message | str, delay: Duration, *, limited: bool = False
+    ) -> None: ...
     @overload
     async def snooze(
-        self, delivery: Several, delay: Duration, *, partial: Literal[True]
+        self, delivery: Several, delay: Duration, *, limited: bool = False, partial: Literal[True]
     ) -> list[ReceiptError | None]: ...
     @overloaded(SyncQueue.snooze)
     async def snooze(self, *given: Any, **options: Any) -> Any:

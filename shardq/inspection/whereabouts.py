@@ -271,7 +271,7 @@ class Whereabouts:
             return None
         limit = limits.of(group)
         first, count = self._first_of_group(row)
-        if limit.rates or 1 < limit.places <= count:
+        if beats and (limit.rates or 1 < limit.places <= count):
             return _as_limited(replace(state, ahead=count), limit, wait_ms(limit.rates, count))
         if first is None or limit.places > 1:
             return None

@@ -129,9 +129,10 @@ def _now(shop: Shop) -> None:
     retried = db.queue("exports", history="7d", attempts=5)
     shop.ids["failed"] = retried.put("all orders of May", group="warehouse").id
     shop.ids["behind"] = retried.put("all orders of June", group="warehouse").id
-    retried.limit("print-*", rate="4/h")
-    retried.put_many({"body": f"page {number}", "group": "print-7"} for number in range(9))
-    shop.ids["limited"] = retried.put("page 9", group="print-7").id
+    pictures = db.queue("pictures")
+    pictures.limit("print-*", rate="4/h")
+    pictures.put_many({"body": f"page {number}", "group": "print-7"} for number in range(9))
+    shop.ids["limited"] = pictures.put("page 9", group="print-7").id
     shop.ids["paused"] = retried.put("orders of a customer", group="eu-7").id
     retried.pause(group="eu-*")
     [taken] = retried.receive(max=1, visibility="60s")

@@ -47,7 +47,7 @@ SHOWN = {
     ),
     "behind": Shown("/queues/exports/messages/{behind}", ("warehouse", "Waits behind")),
     "limited": Shown(
-        "/queues/exports/messages/{limited}", ("limited", "Limit of its group", "1 place, 4/h")
+        "/queues/pictures/messages/{limited}", ("limited", "Limit of its group", "1 place, 4/h")
     ),
     "group paused": Shown("/queues/exports/messages/{paused}", ("paused", "Paused by", "eu-*")),
     "failed": Shown(

@@ -531,8 +531,8 @@ class GroupLanes(Part):
         self._memory.replace(one, row)
         with self._lock:
             if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
-                until_ms = max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS)
-                self._heads.wait(group, one, until_ms)
+                # Another process may have settled it so that its group waits.
+                self._wait(group, one, max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS))
                 return
             group.heads[one] = 0
             one.lead(careful=mine.needs_care(row))

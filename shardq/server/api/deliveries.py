@@ -78,10 +78,12 @@ class Snooze(Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         receipts: Their receipts.
         delay: How long to wait.
+        limited: True to deliver nothing of the groups of these messages until then.
     """
 
     receipts: Receipts
     delay: Span
+    limited: bool = False
 
 
 class Extend(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +187,9 @@ async def snooze_messages(call: RouteCall[None, Snooze]) -> Settlements:
     """Deliver messages again later; it costs no attempt."""
     body, queue = call.body, await call.queue()
     return _settled(
-        queue, body.receipts, await queue.queue.snooze(body.receipts, body.delay, partial=True)
+        queue,
+        body.receipts,
+        await queue.queue.snooze(body.receipts, body.delay, limited=body.limited, partial=True),
     )
 
 
