@@ -6,6 +6,7 @@ the oldest waiting message of its last look, so that it does not read rows settl
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, groupby, zip_longest
@@ -128,6 +129,8 @@ class MemberView:
         isolated: True if it delivers only from minutes that ended at least the offset ago.
         shortest_ms: How long the handler that began last has run; 0 without any.
         runs: Its runs, the first begun first, 32 at most.
+        limited: (limit, due messages in its memory that the limit holds back): `place` and `rate`
+            of their groups, `queue`.
     """
 
     name: str
@@ -140,6 +143,7 @@ class MemberView:
     isolated: bool
     shortest_ms: int = 0
     runs: tuple[RunView, ...] = ()
+    limited: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,14 @@ class QueueView:
     def busy(self) -> int:
         """How many handlers of all its consumers run."""
         return sum(member.busy for member in self.members)
+
+    @property
+    def limited(self) -> dict[str, int]:
+        """Limit -> due messages that it holds back, of those in the memory of all consumers."""
+        counts: Counter[str] = Counter()
+        for member in self.members:
+            counts.update(dict(member.limited))
+        return dict(counts)
 
     @property
     def lag_ms(self) -> int:
@@ -840,6 +852,7 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
         isolated=beat.isolated,
         shortest_ms=beat.shortest_ms,
         runs=runs_of(beat, now_ms),
+        limited=tuple(sorted(beat.limited.items())),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from shardq import Consumer
 from shardq.cli.states import Finding, Limits, Severity, StateName, findings
+from shardq.inspection.backlog import backlogs
 from shardq.observer import Observer
 from shardq.records.membership import Heartbeat
 from shardq.stores.tables import MEMBERS, STATS
@@ -212,3 +213,60 @@ def test_a_process_that_ended_as_it_counted_is_told_until_that_is_mended(
     assert found(db) == [(StateName.COUNTS_OFF, Severity.WARNING)]
     queue.check_all()
     assert found(db) == [(StateName.OK, Severity.OK)]
+
+
+# Held back ----------------------------------------------------------------------------------------
+
+
+def held_back(db: shardq.Connection) -> list[Finding]:
+    home = db.queue("mail")._home
+    counted = backlogs(home.store, home.register, home.clock.now_ms())
+    view = Observer(db, ["mail"]).look()[0]
+    found = findings(view, Limits(lag_ms=1 << 50), backlogs=counted)
+    return [one for one in found if one.state in {StateName.LIMITED, StateName.PAUSED}]
+
+
+def test_groups_and_queues_that_are_paused_for_long_are_named(
+    db: shardq.Connection, stage: Stage
+) -> None:
+    queue = db.queue("mail")
+    queue.put_many({"body": "x", "group": group} for group in ("eu-1", "eu-2", "us") for _ in "123")
+    queue.pause(group="eu-*")
+    stage.clock.advance(3_500)
+    assert held_back(db) == []
+    stage.clock.advance(200)
+    [one] = held_back(db)
+    assert (one.state, one.level) == (StateName.PAUSED, Severity.WARNING)
+    assert "groups eu-* are paused; 6 of their messages are due, the first since 1h1m" in one.text
+    assert "`shardq queues resume mail --group 'eu-*'`" in one.advice
+    queue.resume(group="eu-*")
+    queue.pause()
+    [one] = held_back(db)
+    assert "delivers nothing; the oldest ready message has waited for 1h1m" in one.text
+
+
+def test_a_group_whose_backlog_needs_over_an_hour_by_its_rate_is_named(
+    db: shardq.Connection,
+) -> None:
+    queue = db.queue("mail", groups={"rate": "10/m", "quick": {"rate": "1000/m"}})
+    queue.put_many({"body": "x", "group": group} for group in "ab" for _ in range(599))
+    queue.put_many({"body": "x", "group": "quick"} for _ in range(2_000))
+    assert held_back(db) == []
+    queue.put_many({"body": "x", "group": "b"} for _ in range(10))
+    [one] = held_back(db)
+    assert one.state is StateName.LIMITED
+    assert "group b has 609 due messages, which need 1h" in one.text
+
+
+def test_a_queue_whose_limit_holds_messages_back_for_long_is_named(
+    db: shardq.Connection, stage: Stage
+) -> None:
+    queue = db.queue("mail", limits={"running": 2})
+    queue.put_many(["x"] * 7)
+    told = Heartbeat(threads=8, running=2, limited={"queue": 5}).to_json()
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told}, 10_000_000)
+    stage.clock.advance(3_500)
+    assert held_back(db) == []
+    stage.clock.advance(200)
+    [one] = held_back(db)
+    assert "5 due messages or more wait for its limit, 2 running; the oldest" in one.text

@@ -362,6 +362,10 @@ class Queue(Face[SyncQueue]):
     def alter(self) -> None:
         """Change settings while the queue runs, as `shardq.Queue.alter`."""
 
+    @threaded(SyncQueue.limit)
+    def limit(self) -> None:
+        """Set the limits of groups, as `shardq.Queue.limit`."""
+
     @threaded(SyncQueue.pause)
     def pause(self) -> None:
         """Stop deliveries until `resume`, as `shardq.Queue.pause`."""

@@ -19,6 +19,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.jobs import is_job
 from shardq.cli.states import Finding, Limits, Severity, StateName
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
+from shardq.inspection.backlog import GroupBacklogs, backlogs
 from shardq.model import times
 from shardq.observer import Observer, late_to_json
 
@@ -86,6 +87,7 @@ def check(
     hanging       a handler has run for long; wrong after --max-run
     dead letters  messages have died; wrong above --max-dead
     paused        deliveries are held back on purpose; never wrong
+    limited       a limit holds messages back for over an hour; never wrong
     too new       its settings need a newer shardq; wrong
     damaged       something stored of it cannot be read; wrong
     not drained   --all found messages that consumers had passed by
@@ -121,15 +123,15 @@ def check(
         views = observer.look(on_progress=screen.teller(bar))
     shown = states.without_kept(views)
 
-    def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool]:
+    def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool, GroupBacklogs]:
         queue = observer.queues[view.name]
         own = _schedules(queue) if view.schedules else ([], [])
-        return *own, _are_jobs(queue, view)
+        return *own, _are_jobs(queue, view), _backlogs(queue, view)
 
     more = db._home.side_by_side(more_of, shown)
-    for view, (schedules, wrong, are_jobs) in zip(shown, more, strict=True):
+    for view, (schedules, wrong, are_jobs, backlog) in zip(shown, more, strict=True):
         figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
-        findings += states.findings(view, limits, schedules, are_jobs=are_jobs)
+        findings += states.findings(view, limits, schedules, are_jobs=are_jobs, backlogs=backlog)
         findings += [states.damaged(view.name, text) for text in wrong]
     findings += [states.newer(name, text) for name, text in observer.newer.items()]
     findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
@@ -145,6 +147,14 @@ def check(
 def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
     """The schedules of a queue, and a sentence for each damaged one."""
     return queue.schedules._home.readable()
+
+
+def _backlogs(queue: Queue, view: QueueView) -> GroupBacklogs:
+    """The backlogs of a queue's groups, counted only if these have limits."""
+    home = queue._home
+    if not view.settings.group_limits:
+        return GroupBacklogs()
+    return backlogs(home.store, home.register, view.at_ms)
 
 
 def _are_jobs(queue: Queue, view: QueueView) -> bool:

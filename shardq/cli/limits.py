@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardq.cli import listing, options, screen
-from shardq.model.limits import PLACES_MAX, TIER_MAX, limits_of
+from shardq.inspection.backlog import GroupBacklog, GroupBacklogs, backlogs
+from shardq.model.limits import PLACES_MAX, TIER_MAX, limits_of, wait_ms
+from shardq.model.times import iso, span
+
+if TYPE_CHECKING:
+    from shardq.queue import Queue
 
 
 @options.command(
@@ -36,7 +41,8 @@ def limits(
 
     GROUPS is the name of a group, or the beginning of names and a *, or * for each group that no
     other limit names. The limits that are given replace those that GROUPS had. A name comes before
-    the longest beginning. Without an option the limits that hold for one group are explained.
+    the longest beginning. Without an option the limits that hold for one group are explained, with
+    its messages that are due and that run, and about when the last of the due ones begins.
     """
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if rate:
@@ -53,7 +59,7 @@ def limits(
         limit = limits_of(target.settings.group_limits).of(groups.rstrip("*"))
         click.echo(f"{queue}: {groups}: {limit}{'; its own limits are removed' * remove}")
     else:
-        _explain(target.settings.group_limits, groups)
+        _explain(target, groups)
 
 
 def _list(stored: str) -> None:
@@ -91,12 +97,17 @@ def _limit_to_json(limit: Any) -> dict[str, Any]:
     }
 
 
-def _explain(stored: str, group: str) -> None:
-    found = limits_of(stored)
+def _explain(queue: Queue, group: str) -> None:
+    found = limits_of(queue.settings.group_limits)
     limit, rule, pause = found.of(group), found.rule_of(group), found.pause_of(group)
+    counted, backlog = _backlog_of(queue, group)
+    now_ms = queue._home.clock.now_ms()
+    left_ms = wait_ms(limit.rates, backlog.due) if pause is None and counted.is_whole else 0
+    last = iso(now_ms + left_ms) if left_ms else None
     if options.is_json():
         told = {"group": group, "rule": rule, "paused_by": pause, **_limit_to_json(limit)}
-        screen.print_json(told)
+        told |= {"due": backlog.due, "running": backlog.running, "last_begins": last}
+        screen.print_json(told | {"exact": counted.is_whole})
         return
     by = (
         "no rule names it, so it has those of each group" if rule is None else f"by the rule {rule}"
@@ -106,5 +117,15 @@ def _explain(stored: str, group: str) -> None:
         click.echo("Its messages are delivered one at a time, in order.")
     else:
         click.echo("Its messages have no order.")
+    least = "" if counted.is_whole else "at least "
+    until = f"; the last of the due ones begins about {last}, in {span(left_ms)}" if last else ""
+    click.echo(f"{least}{backlog.due:,} due, {backlog.running:,} running{until}")
     if pause is not None:
         click.echo(f"It is paused by {pause}: `shardq queues resume QUEUE --group '{pause}'`.")
+
+
+def _backlog_of(queue: Queue, group: str) -> tuple[GroupBacklogs, GroupBacklog]:
+    home = queue._home
+    lanes = [home.register.layout.group_lane(group)]
+    found = backlogs(home.store, home.register, home.clock.now_ms(), lanes=lanes)
+    return found, found.groups.get(group, GroupBacklog())

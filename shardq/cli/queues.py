@@ -54,7 +54,7 @@ _SETTINGS = {
     "history": "Time for which to keep what became of each message, for `audit`.",
     "keyed": "Give each message a key: its id, unless it is put with another.",
     "groups": "Limits of its groups, as JSON; `shardq limits` lists and sets them.",
-    "priorities": "strict: the first bands first; weighted: each twice as often as the next one.",
+    "priorities": "Strict: the first bands first; weighted: each twice as often as the next one.",
     "limits": "Its limits over all consumers, as JSON: rate, burst, running.",
 }
 """Each setting in a sentence without its default, in the order in which people meet them; the names

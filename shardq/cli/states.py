@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from shardq.cli import jobs, screen, streams
 from shardq.engine.handing.hanging import hangs_after_ms
+from shardq.inspection.backlog import GroupBacklogs
+from shardq.model.limits import limits_of, queue_limit_of, wait_ms
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso
 from shardq.schedules.schedule import fired_ahead, late_ms
@@ -16,13 +18,16 @@ from shardq.schedules.schedule import fired_ahead, late_ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardq.inspection.backlog import GroupBacklog
     from shardq.observer import MemberView, QueueView
     from shardq.schedules.schedule import Schedule
 
 _MENDS_WITHIN_MS = 60_000
 """A consumer mends totals within this time."""
+_LONG_MS = 3_600_000
+"""What a limit or a pause holds back for longer has a finding."""
 _NAMED = 5
-"""How many failing schedules have a finding each."""
+"""How many failing schedules, or slow groups, have a finding each."""
 _RUNS = 3
 """How many hanging messages a finding names."""
 
@@ -50,6 +55,8 @@ class StateName(StrEnum):
     """The trigger of a schedule fails."""
     DEAD_LETTERS = "dead letters"
     PAUSED = "paused"
+    LIMITED = "limited"
+    """A limit holds messages back for over an hour."""
     TOO_NEW = "too new"
     """The queue's settings need a newer shardq."""
     DAMAGED = "damaged"
@@ -106,6 +113,7 @@ def findings(
     schedules: Sequence[Schedule] = (),
     *,
     are_jobs: bool = False,
+    backlogs: GroupBacklogs | None = None,
 ) -> list[Finding]:
     """All findings of a queue, the gravest first; a single `ok` if there are none.
 
@@ -114,9 +122,11 @@ def findings(
         limits: Its limits.
         schedules: Its schedules, if they were read one by one.
         are_jobs: True if its messages are jobs of tasks, which need a worker.
+        backlogs: The backlogs of its groups, if they were counted.
     """
     order = list(Severity)
     all_found = [*_found(view, limits, are_jobs=are_jobs), *_of_schedules(view, limits, schedules)]
+    all_found += _limited(view, backlogs or GroupBacklogs())
     found = sorted(all_found, key=lambda one: -order.index(one.level))
     if not found:
         text = "; ".join(filter(None, (counts(view), scheduled(view, schedules), late(view))))
@@ -192,7 +202,8 @@ def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Findi
             what,
             Severity.WARNING,
             StateName.PAUSED,
-            f"{counts(view)}; it is paused and delivers nothing.",
+            f"{counts(view)}; it is paused and delivers nothing"
+            + (f"; {_oldest(view)}." if view.lag_ms > _LONG_MS else "."),
             f"Deliver again with `shardq queues resume {name}`.",
         )
     elif view.members or not is_dead_queue(name):
@@ -200,6 +211,57 @@ def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Findi
     yield from _hanging(view, limits)
     yield from _dead(view, limits)
     yield from _uncounted(view)
+
+
+def _oldest(view: QueueView) -> str:
+    return f"the oldest ready message has waited for {screen.span(view.lag_ms)}"
+
+
+def _limited(view: QueueView, backlogs: GroupBacklogs) -> Iterator[Finding]:
+    """Name what pauses of groups, rates of groups and the queue's limits hold back for long."""
+    what, name, due = f"queue {view.name}", view.name, view.limited.get("queue", 0)
+    if due and view.lag_ms > _LONG_MS:
+        limit = queue_limit_of(view.settings.queue_limit)
+        yield Finding(
+            what,
+            Severity.WARNING,
+            StateName.LIMITED,
+            f"{screen.plural(due, 'due message')} or more wait for its limit, {limit}; "
+            f"{_oldest(view)}.",
+            f"If that is too long, raise it: `shardq queues alter {name} --limits '..'`.",
+        )
+    limits = limits_of(view.settings.group_limits)
+    paused: dict[str, list[GroupBacklog]] = {}
+    slow: list[tuple[int, str, GroupBacklog]] = []
+    for group, one in sorted(backlogs.groups.items()):
+        if (pause := limits.pause_of(group)) is not None:
+            paused.setdefault(pause, []).append(one)
+        elif (left_ms := wait_ms(limits.of(group).rates, one.due)) > _LONG_MS:
+            slow.append((left_ms, group, one))
+    for pause, held in sorted(paused.items()):
+        first_ms = min((one.since_ms for one in held if one.due), default=view.at_ms)
+        if view.at_ms - first_ms > _LONG_MS:
+            named = streams.escaped(shlex.quote(pause))
+            yield Finding(
+                what,
+                Severity.WARNING,
+                StateName.PAUSED,
+                f"groups {pause} are paused; {sum(one.due for one in held):,} of their messages "
+                f"are due, the first since {screen.span(view.at_ms - first_ms)}.",
+                f"Deliver again with `shardq queues resume {name} --group {named}`.",
+            )
+    slow.sort(reverse=True)
+    for left_ms, group, one in slow[:_NAMED]:
+        more = f" (And {len(slow) - _NAMED:,} more.)" if len(slow) > _NAMED else ""
+        named = streams.escaped(shlex.quote(group))
+        yield Finding(
+            what,
+            Severity.WARNING,
+            StateName.LIMITED,
+            f"group {group} has {screen.plural(one.due, 'due message')}, which need "
+            f"{screen.span(left_ms)} by its limit, {limits.of(group)}.{more}",
+            f"If that is too long, raise it: `shardq limits {name} {named} --rate RATE`.",
+        )
 
 
 def _of_schedules(
@@ -316,7 +378,7 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
 def _waiting(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:
     what, name, depth = f"queue {view.name}", view.name, view.depth
     late = view.lag_ms > limits.lag_ms + _held_back_ms(view)
-    oldest = f"the oldest ready message has waited for {screen.span(view.lag_ms)}"
+    oldest = _oldest(view)
     if not view.members and (depth.ready or depth.waiting or view.lag_ms):
         yield Finding(
             what,
