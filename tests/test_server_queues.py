@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,33 @@ async def test_a_queue_is_paused_resumed_and_purged(api: Api) -> None:
     assert not (await api.done("POST", MAIL + "/resume"))["paused"]
     await api.done("POST", MAIL + "/purge")
     assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
+
+
+@played()
+async def test_limits_of_groups_are_set_listed_and_removed(api: Api) -> None:
+    await api.done("PUT", MAIL)
+    vip = MAIL + "/limits/vip-*"
+    asked = {"places": 10, "rate": ["10/s", "1000/h"], "burst": 3}
+    rule = await api.done("PUT", vip, asked)
+    assert (rule["rates"], rule["bursts"], rule["places"]) == (["10/s", "1000/h"], [3, 1_000], 10)
+    await api.done("PUT", MAIL + "/limits/*", {"places": 2})
+    assert (await api.done("POST", MAIL + "/limits/eu-7/pause"))["paused"]
+    listed = (await api.done("GET", MAIL + "/limits"))["rules"]
+    held = [(one["groups"], one["places"], one["paused"]) for one in listed]
+    assert held == [("*", 2, False), ("eu-7", 2, True), ("vip-*", 10, False)]
+    await api.done("POST", MAIL + "/messages", {"body": "a", "group": "eu-7"})
+    assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
+    assert not (await api.done("POST", MAIL + "/limits/eu-7/resume"))["paused"]
+    assert (await api.ask("DELETE", vip)).status == 204
+    assert json.loads(api.db.queue("mail").settings.group_limits) == {"places": 2}
+    for method, path, body in (
+        ("PUT", vip, {"rate": "often"}),
+        ("PUT", vip, {}),
+        ("PUT", vip, {"pace": 3}),
+        ("PUT", MAIL + "/limits/a*b", {"places": 2}),
+        ("POST", vip + "/resume", None),
+    ):
+        assert (await api.ask(method, path, body)).status in (400, 422), (method, path, body)
 
 
 @played()

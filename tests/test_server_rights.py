@@ -26,6 +26,7 @@ BODIES: dict[str, Any] = {
     "put_schedule": {"every": "1h", "body": "a"},
     "change_schedule": {"body": "b"},
     "change_queue": {"attempts": 3},
+    "put_limits": {"places": 2},
     "add_key": {"levels": "m"},
     "sign_url": {"queue": "mail", "levels": "m", "life": "1h"},
     "snooze_messages": {"receipts": ["x"], "delay": "1s"},
@@ -61,6 +62,7 @@ async def test_a_key_may_do_what_its_levels_say_and_nothing_else(api: Api, level
             job="j",
             search="0",
             account="shop",
+            groups="g",
         )
         got = await api.ask(route.method, path, BODIES.get(route.name), key)
         assert (got.status == 403) == (route.level is not level), (route.name, got)

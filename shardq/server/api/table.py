@@ -13,6 +13,7 @@ from shardq.server.api import (
     finding,
     forwarding,
     keys,
+    limits,
     listing,
     many,
     messages,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from shardq.server.api.route import Route
 
 _ROOMS = (
-    *(queues, messages, listing, many, deliveries, forwarding, stream, keys, watching, dead),
+    *(queues, limits, messages, listing, many, deliveries),
+    *(forwarding, stream, keys, watching, dead),
     *(finding, calendar, schedules, tasks),
     *(accounts, actions, openapi, reference),
 )
