@@ -39,3 +39,12 @@ def test_a_queue_is_made_with_a_key_for_each_message_or_never_has_them(shell: Sh
     told = shell.fails(Exit.USAGE, "queues", "create", "post", "--keyed")
     assert "'post' exists with keyed no, not yes; that is fixed" in told
     assert "No such option" in shell.fails(Exit.USAGE, "queues", "alter", "post", "--keyed")
+
+
+def test_limits_of_a_task_are_set_and_told_at_a_shell(shell: Shell) -> None:
+    shell.ok("queues", "create", "shop")
+    shell.ok("limits", "shop", "--task", "shop.*", "--rate", "10/s", "--running", "5")
+    told = shell.ok("limits", "shop", "--task", "shop.a").out
+    assert "shop.a: 10/s, 5 running; by the rule shop.*" in told
+    shell.ok("limits", "shop", "--task", "shop.*", "--remove")
+    assert "shop.a: no limits" in shell.ok("limits", "shop", "--task", "shop.a").out

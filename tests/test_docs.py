@@ -390,7 +390,10 @@ def test_the_page_of_tasks_has_every_option_and_says_which_are_of_a_put_alone() 
     of_tasks, of_puts = (
         set(one.__annotations__) for one in (shardq.tasks.TaskOptions, shardq.tasks.CallOptions)
     )
-    assert written.keys() == of_tasks | of_puts
+    of_declared = set(shardq.tasks.DeclaredOptions.__annotations__)
+    assert written.keys() == of_declared | of_puts
+    of_app_task = {name for name, cells in written.items() if "Only of app.task" in cells[-1]}
+    assert of_app_task == of_declared - of_tasks
     of_puts_alone = {name for name, cells in written.items() if "Only of a put" in cells[-1]}
     assert of_puts_alone == of_puts - of_tasks
     usual = options.Policy()

@@ -13,6 +13,7 @@ from shardq import Consumer, Message
 from shardq.errors import BadSetting
 from shardq.model.limits import queue_limit_of
 from shardq.model.message import TASK_HEADER
+from shardq.tasks import App, Worker
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -180,3 +181,77 @@ def test_a_limit_of_a_task_that_makes_no_sense_is_refused(
     with pytest.raises(BadSetting):
         queue.alter(limits={"tasks": {"*.shop": {"running": 1}}})
     assert queue.settings.queue_limit == ""
+
+
+# Declared -----------------------------------------------------------------------------------------
+
+
+def test_a_worker_stores_the_limits_of_its_tasks_and_keeps_those_that_are_there(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = stage.connect()
+    app = App(db)
+
+    @app.task(name="shop.charge", queue="shop", rate="10/s", burst=3, running=5)
+    def charge(order: int) -> None: ...
+
+    @app.task(name="mail.send", queue="shop")
+    def send(to: str) -> None: ...
+
+    queue = db.queue("shop", limits={"running": 20})
+    Worker(app).close()
+    declared = '"shop.charge":{"burst":3,"rate":"10/s","running":5}'
+    assert queue.settings.queue_limit == '{"running":20,"tasks":{' + declared + "}}"
+    queue.limit(task="shop.charge", rate="1/s")
+    caplog.clear()
+    for _ in range(2):
+        Worker(app).close()
+    assert str(queue_limit_of(queue.settings.queue_limit).of_task("shop.charge")) == "1/s"
+    (warning,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert "limits task 'shop.charge' to 1/s" in warning
+    assert "not to 10/s, burst 3, 5 running" in warning
+    queue.limit(task="shop.charge")
+    queue.limit(task="shop.*", running=1)
+    Worker(app).close()
+    assert queue.settings.queue_limit == '{"running":20,"tasks":{"shop.*":{"running":1}}}'
+
+
+def test_jobs_of_an_app_keep_the_rate_of_their_task(stage: Stage) -> None:
+    app, began, sent = App(stage.connect()), list[int](), list[str]()
+
+    @app.task(rate="2/s")
+    def charge(order: int) -> None:
+        began.append(stage.clock.boot_us())
+
+    @app.task
+    def send(to: str) -> None:
+        sent.append(to)
+
+    for number in range(30):
+        charge.put(number)
+    send.put("ada")
+    worker = Worker(app)
+    until_us = stage.clock.boot_us() + 10_000_000
+    while stage.clock.boot_us() < until_us:
+        stage.clock.advance(worker.step())
+    worker.close()
+    assert sent == ["ada"]
+    assert 18 <= len(began) <= 21
+    assert most_within(began, 5_000_000) <= 11
+
+
+def test_limits_are_of_a_task_and_not_of_a_put(stage: Stage) -> None:
+    app = App(stage.connect())
+
+    @app.task
+    def send(to: str) -> None: ...
+
+    with pytest.raises(BadSetting, match="unknown option 'rate'"):
+        send.using(rate="1/s")  # type: ignore[call-arg]
+    with pytest.raises(BadSetting, match="say rate="):
+        app.task(rate_limit="1/s")(charge)  # type: ignore[call-overload]
+    with pytest.raises(BadSetting, match="a rate must be"):
+        app.task(rate="often")(charge)
+
+
+def charge(order: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Limits of a queue's groups: listed, set, removed, explained."""
+"""Limits of a queue's groups and tasks: listed, set, removed, explained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import click
 
 from shardq.cli import listing, options, screen
 from shardq.inspection.backlog import GroupBacklog, GroupBacklogs, backlogs
-from shardq.model.limits import PLACES_MAX, TIER_MAX, limits_of, wait_ms
+from shardq.model.limits import (
+    PLACES_MAX,
+    RUNNING_MAX,
+    TIER_MAX,
+    QueueLimit,
+    limits_of,
+    queue_limit_of,
+    wait_ms,
+)
 from shardq.model.times import iso, span
 
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     "shardq limits mail 'vip-*' --places 10 --tier 3",
     "shardq limits mail 'vip-*' --remove",
     "shardq limits mail tenant-7",
+    "shardq limits shop --task shop.charge --rate 10/s --running 5",
+    "shardq limits shop --task 'shop.*'",
 )
 @options.queue
 @click.argument("groups", required=False)
@@ -28,31 +38,41 @@ if TYPE_CHECKING:
 @options.option("--rate RATE", "Deliveries that may begin: 10/s, 1,000/h.", multiple=True)
 @options.option("--burst N", "How many may begin at once after a rest.", least=1)
 @options.option("--tier N", "Its weight beside other groups.", least=1, most=TIER_MAX)
-@options.option("--remove", "Remove the limits of GROUPS.")
+@options.option("--running N", "Jobs of a task that may run at once.", least=1, most=RUNNING_MAX)
+@options.option("--task TASK", "Instead of GROUPS: a task, or the beginning of names and a *.")
+@options.option("--remove", "Remove the limits of GROUPS or TASK.")
 def limits(
     queue: str,
     groups: str | None,
     rate: tuple[str, ...],
+    task: str | None,
     *,
     remove: bool,
     **given: int | None,
 ) -> None:
-    """List the limits of the groups of QUEUE; or set those of GROUPS, or explain them.
+    """List the limits of the groups of QUEUE; or set those of GROUPS or a task, or explain them.
 
     GROUPS is the name of a group, or the beginning of names and a *, or * for each group that no
     other limit names. The limits that are given replace those that GROUPS had. A name comes before
     the longest beginning. Without an option the limits that hold for one group are explained, with
-    its messages that are due and that run, and about when the last of the due ones begins.
+    its messages that are due and that run, and about when the last of the due ones begins. A task
+    has --rate, --burst and --running, over all workers.
     """
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if rate:
         wanted["rate"] = list(rate)
-    if (wanted or remove) and groups is None:
+    if task is not None and groups is not None:
+        raise click.UsageError("give GROUPS or --task, one of them.")
+    if (wanted or remove) and groups is None and task is None:
         raise click.UsageError("name the GROUPS whose limits to change; * is each group.")
     if wanted and remove:
         raise click.UsageError("--remove goes with no other option.")
     target = options.queue_of(queue)
-    if groups is None:
+    if task is not None:
+        if wanted or remove:
+            target.limit(task=task, **wanted)
+        _explain_task(queue_limit_of(target.settings.queue_limit), task)
+    elif groups is None:
         _list(target.settings.group_limits)
     elif wanted or remove:
         target.limit(groups, **wanted)
@@ -60,6 +80,18 @@ def limits(
         click.echo(f"{queue}: {groups}: {limit}{'; its own limits are removed' * remove}")
     else:
         _explain(target, groups)
+
+
+def _explain_task(limits: QueueLimit, task: str) -> None:
+    rules = dict(limits.tasks)
+    rule = task if task in rules else limits.rule_of(task.rstrip("*"))
+    limit = QueueLimit() if rule is None else rules[rule]
+    if options.is_json():
+        screen.print_json({"task": task, "rule": rule, **limit.to_options()})
+    elif rule is None:
+        click.echo(f"{task}: no limits")
+    else:
+        click.echo(f"{task}: {limit}; by the rule {rule}")
 
 
 def _list(stored: str) -> None:

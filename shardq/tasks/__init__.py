@@ -19,7 +19,7 @@ from shardq.tasks.context import Context, current
 from shardq.tasks.declared import Reconciled
 from shardq.tasks.job import Job, JobState, Progress
 from shardq.tasks.middleware import Draft, Middleware
-from shardq.tasks.options import Backoff, CallOptions, TaskOptions
+from shardq.tasks.options import Backoff, CallOptions, DeclaredOptions, TaskOptions
 from shardq.tasks.run import Ended
 from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Call, Task, WithoutArguments
@@ -36,6 +36,7 @@ __all__ = [
     "Context",
     "Declare",
     "DeclareBatch",
+    "DeclaredOptions",
     "Draft",
     "Ended",
     "Job",

@@ -12,6 +12,7 @@ from shardq.engine.handing.handler import check_function, is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
+from shardq.model.limits import TaskLimitOptions, read_task
 from shardq.schedules.options import chosen
 from shardq.tasks.arguments import TaskSignature
 from shardq.tasks.declared import Declarations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from shardq.schedules.triggers.trigger import Trigger
     from shardq.tasks.declared import Reconciled
     from shardq.tasks.middleware import Middleware
-    from shardq.tasks.options import TaskOptions
+    from shardq.tasks.options import DeclaredOptions, TaskOptions
     from shardq.tasks.task import Call, WithoutArguments
     from shardq.tracing import Traces
 
@@ -154,7 +155,7 @@ class App:
         aliases: Sequence[str] = (),
         cancellable: bool = False,
         on_dead: Callable[[Message], object] | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[DeclaredOptions],
     ) -> Declare: ...
     @overload
     def task(
@@ -164,7 +165,7 @@ class App:
         name: str | None = None,
         aliases: Sequence[str] = (),
         on_dead: Callable[[Message], object] | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[DeclaredOptions],
     ) -> DeclareBatch: ...
     def task(  # type: ignore[misc] # mypy (2.4) does not see that `options` takes a TypedDict's keys
         self,
@@ -189,10 +190,10 @@ class App:
             name: The task's name, which its jobs carry; the function's module and name unless
                 given.
             aliases: Other names, for jobs that were put before a rename.
-            cancellable: True to raise `asyncio.CancelledError` in a running coroutine within about
-                1 s after its job was cancelled by key. The key is read once a second.
-            on_dead: Called with each job of the task that dies, instead of the app's `on_dead`.
-            options: As `TaskOptions` names them.
+            cancellable: Let a cancel by its job's key reach a coroutine that runs, as
+                `asyncio.CancelledError`, within some 1 s. One read of the key a second.
+            on_dead: Called with each of its jobs that dies, instead of the app's.
+            options: As `DeclaredOptions` names them.
 
         Raises:
             UsageError: If the function cannot be a task, its name is another's, or an option is
@@ -528,7 +529,9 @@ class App:
         _check_function(function, f"task {name}")
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
-        options = self._options.with_(given, f"task {name}", is_call=False)
+        limits = {one: given[one] for one in TaskLimitOptions.__annotations__ if one in given}
+        others = {one: value for one, value in given.items() if one not in limits}
+        options = self._options.with_(others, f"task {name}", is_call=False)
         definition = TaskDefinition(
             function,
             TaskSignature(function, name=name, batch=batch is not None),
@@ -539,6 +542,7 @@ class App:
             batch=batch,
             cancellable=cancellable,
             on_dead=on_dead,
+            limit=read_task(limits),
         )
         self._home.add(definition)
         made: Task[..., Any, Any] | BatchTask[Any, Any]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.engine.handing.handler import check_function, is_any
 from shardq.errors import BadArguments, BadSetting, shown
+from shardq.model.limits import QueueLimit
 from shardq.tasks.options import BATCH_MAX
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class TaskDefinition:
         shorter: Shorter names, under which jobs find it if no other task has them.
         batch: How many jobs its function takes at once; None if it takes one.
         cancellable: True if a cancel by a job's key cancels its coroutine.
-        on_dead: Called with each of its jobs that dies; None: the app's `on_dead` is called.
+        on_dead: Called with each of its jobs that dies; None: the app's is called.
+        limit: Its limits over all workers.
         is_async: True if a call of it returns a coroutine.
     """
 
@@ -45,6 +47,7 @@ class TaskDefinition:
     batch: int | None
     cancellable: bool = False
     on_dead: Callable[[Message], object] | None = None
+    limit: QueueLimit = field(default_factory=QueueLimit)
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ _OPTIONS = {
     "job_timeout": "say timeout=",
     "max_retries": _ATTEMPTS,
     "queue_name": "say queue=",
+    "rate_limit": "say rate=, which counts over all workers",
     "result_ttl": _KEEP,
     "retries": _ATTEMPTS,
     "retry_backoff": "say backoff=",

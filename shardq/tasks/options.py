@@ -95,6 +95,23 @@ class TaskOptions(TypedDict, total=False):
     keep: Duration | None
 
 
+class DeclaredOptions(TaskOptions, total=False):
+    """The options of `App.task`: those of a task, and its limits over all workers.
+
+    A worker stores the limits in the settings of the task's queue at its start, unless limits of
+    the task are there: these hold, with one warning if they differ.
+
+    Attributes:
+        rate: Jobs that may begin in a time, `10/s` or `1,000/h`; several in a list.
+        burst: How many may begin at once after a rest; 1 unless given.
+        running: Jobs that may run at once.
+    """
+
+    rate: str | list[str]
+    burst: int
+    running: int
+
+
 class CallOptions(TaskOptions, total=False):
     """The options of `using`, for the puts that follow: those of a task, and two more.
 

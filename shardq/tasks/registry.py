@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
 from shardq.model import names
+from shardq.model.limits import queue_limit_of
 from shardq.stores.url import anchored
 from shardq.tasks.options import ATTEMPTS, TASK_HEADER
 
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
     from shardq.tasks.middleware import Middleware
     from shardq.tracing import Traces
 
+log = logging.getLogger(__name__)
+
 DEFAULT_STORE = "sqlite:///shardq.db"
+_warned: set[str] = set()
+"""Warnings of this process, each of which is logged once."""
 _guards: list[Callable[[Registry], object]] = []
 """Called before an app uses its store. A sandbox uses this to refuse apps that are not in it."""
 
@@ -180,6 +186,34 @@ class Registry:
             if self._connection is db:
                 self._queues[name] = queue
         return queue
+
+    def limit(self) -> None:
+        """Store the limits of tasks in the settings of their queues, as each worker does first.
+
+        Limits that are there hold, with one warning for each task whose own differ.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: As those of a put.
+        """
+        for one in self.definitions.values():
+            if one.limit.is_gate:
+                self._limit(one)
+
+    def _limit(self, task: TaskDefinition) -> None:
+        queue = self.queue(task.options.queue)
+        present = queue_limit_of(queue.settings.queue_limit)
+        rule = present.rule_of(task.name)
+        if rule is None:
+            queue.limit(task=task.name, **task.limit.to_options())
+        elif (stored := present.of_task(task.name)) != task.limit:
+            text = (
+                f"queue {queue.name!r} limits task {task.name!r} to {stored}, by {rule!r}, not to "
+                f"{task.limit} as the task is declared; change that with "
+                f"limit(task={rule!r}, ..), at a shell with `shardq limits --task {rule}`"
+            )
+            if text not in _warned:
+                _warned.add(text)
+                log.warning("%s", text)
 
     @property
     def store(self) -> str | Connection:

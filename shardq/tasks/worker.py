@@ -84,6 +84,7 @@ class Worker:
         for task in app.tasks.values():
             task.check()
         app.reconcile()
+        app._home.limit()
         self._app = app
         self._report = report
         self._on_overrun = on_overrun
