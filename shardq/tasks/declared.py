@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.errors import BadSetting, StoreCorrupt, UnknownQueue, UsageError, shown
 from shardq.model import names
 from shardq.schedules.declaring import Declared, declare, undeclare
-from shardq.schedules.options import ScheduleOptions, check, draft, has_ended, schedule_name
+from shardq.schedules.options import check, draft, has_ended, schedule_name
+from shardq.schedules.policy import PolicyOptions
 from shardq.tasks.options import TASK_HEADER, CallOptions
 from shardq.tasks.task import Bound, Call, check_attempts
 
@@ -353,7 +354,7 @@ def scheduled(
     if made.registry is not registry:
         raise UsageError(f"task {made.task.name} is of another app; schedule it there.")
     for one in options:
-        if one in CallOptions.__annotations__ and one not in ScheduleOptions.__annotations__:
+        if one in CallOptions.__annotations__ and one not in PolicyOptions.__annotations__:
             raise BadSetting(
                 f"a schedule of task {made.task.name}: {one} is an option of its jobs; give it to "
                 f"the task, using({one}=..)."
