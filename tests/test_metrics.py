@@ -20,8 +20,9 @@ from shardq.errors import MissingExtra
 from shardq.metrics import Collector, reading
 from shardq.metrics.named import METRICS, scraped
 from shardq.records import meter
+from shardq.records.membership import Heartbeat
 from shardq.records.meter import Meter, merged
-from shardq.stores.tables import STATS
+from shardq.stores.tables import MEMBERS, STATS
 from shardq.tasks import Worker
 from shardq.testing import Stage
 
@@ -88,6 +89,20 @@ def test_depth_ages_and_totals_are_those_of_each_queue(
     assert scrape.value("shardq_oldest_due_seconds", queue="mail") == 0
     assert scrape.value("shardq_messages", queue="mail.dead", state="ready") is None
     consumer.close()
+
+
+def test_what_limits_hold_back_is_shown_by_limit_and_never_by_group(
+    db: shardq.Connection, scrape: Scraped
+) -> None:
+    queue = db.queue("mail")
+    for member, held in (("a", {"rate": 3, "queue": 2}), ("b", {"rate": 4})):
+        told = Heartbeat(threads=1, limited=held).to_json()
+        db._home.store.note(MEMBERS, ("mail",), {member: told}, 60_000)
+    queue.pause(group="eu-*")
+    assert scrape.value("shardq_limited_messages", queue="mail", limit="rate") == 7
+    assert scrape.value("shardq_limited_messages", queue="mail", limit="queue") == 2
+    assert scrape.value("shardq_limited_messages", queue="mail", limit="place") == 0
+    assert scrape.value("shardq_paused_groups", queue="mail") == 1
 
 
 def test_runs_are_counted_by_queue_task_and_outcome_with_their_time(

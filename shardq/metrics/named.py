@@ -66,6 +66,14 @@ METRICS: dict[str, Named] = {
         "gauge", "Messages and firings that come due within an hour.", _QUEUE
     ),
     "shardq_paused": Named("gauge", "1 if the queue is paused.", _QUEUE),
+    "shardq_paused_groups": Named(
+        "gauge", "Names and beginnings of names by which groups are paused.", _QUEUE
+    ),
+    "shardq_limited_messages": Named(
+        "gauge",
+        "Due messages in consumers' memory that a limit holds back: place, rate, queue.",
+        ("queue", "limit"),
+    ),
     "shardq_workers": Named("gauge", "Workers and consumers of the queue.", _QUEUE),
     "shardq_threads": Named(
         "gauge", "Threads that may run the queue's messages: busy, idle.", ("queue", "state")

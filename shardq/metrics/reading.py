@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
 from shardq.metrics.named import TOTALS
+from shardq.model.limits import limits_of
 from shardq.model.names import is_dead_queue
 from shardq.model.settings import Settings
 from shardq.observer import Observer
@@ -309,6 +310,11 @@ def _values(view: QueueView) -> dict[_Series, float]:
         **{("shardq_threads", (state,)): count for state, count in threads.items()},
         ("shardq_oldest_due_seconds", ()): oldest_ms / 1e3,
         ("shardq_paused", ()): int(view.settings.paused),
+        ("shardq_paused_groups", ()): len(limits_of(view.settings.group_limits).paused),
+        **{
+            ("shardq_limited_messages", (limit,)): view.limited.get(limit, 0)
+            for limit in ("place", "rate", "queue")
+        },
         ("shardq_workers", ()): len(members),
         ("shardq_leases", ()): sum(lane.owner is not None for lane in view.lanes),
         ("shardq_clock_offset_max_seconds", ()): view.settings.offset_ms / 1e3,
