@@ -183,6 +183,18 @@ def test_a_limit_of_a_task_that_makes_no_sense_is_refused(
     assert queue.settings.queue_limit == ""
 
 
+def test_the_limits_of_a_task_without_jobs_cost_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"tasks": {"*": {"rate": "10/s", "running": 2}}})
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    for task in ("a", "b"):
+        put(queue, task, 20)
+    stage.drive(consumer, seconds=5)
+    assert len(seen.texts) == 40
+    stage.drive(consumer, seconds=10)
+    assert not consumer._engine._tasks.is_busy
+
+
 # Declared -----------------------------------------------------------------------------------------
 
 

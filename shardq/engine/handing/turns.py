@@ -170,6 +170,7 @@ class Turns:
             return
         heapq.heappop(line.heads)
         if one.gate is not None:
+            one.gate.due -= 1
             one.gate.begin()
         line.turn = None
         line.left -= 1
