@@ -438,6 +438,49 @@ def test_a_parked_message_is_retried_when_its_handler_says_after_its_lane_was_le
     assert len(seen.texts) == 2
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_message_that_is_retried_while_its_group_is_paused_waits_for_its_end(
+    stage: Stage, places: int
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": places})
+    put(queue, "a", 3)
+    held = queue.receive(3, visibility="20s")
+    assert len(held) == places
+    queue.pause(group="a")
+    stage.clock.advance(6)
+    assert queue.receive(3) == []
+    queue.retry(held[0], "1s")
+    stage.clock.advance(30)
+    assert queue.receive(3) == []
+    stage.clock.advance(30)
+    assert queue.receive(3, wait="1s") == []
+    queue.resume(group="a")
+    stage.clock.advance(6)
+    assert len(queue.receive(3, wait="1s")) == places
+
+
+def test_what_is_retried_waits_until_enough_have_ended_by_fewer_places(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 3})
+    put(queue, "a", 3)
+    ended: list[Ending] = []
+    seen = Recorder(stage.clock, lambda _: ended.append(consumer._hold()))
+    consumer = Consumer(queue, seen, threads=3)
+    consumer._deliverer._endings.finish = lambda: None
+    stage.drive(consumer, seconds=1)
+    assert len(ended) == 3
+    queue.alter(groups={})
+    stage.drive(consumer, seconds=6)
+    ended[0].end(Retry("1s"))
+    stage.drive(consumer, seconds=20)
+    assert len(seen.texts) == 3
+    for one in ended[1:]:
+        one.end(None)
+    stage.drive(consumer, seconds=20)
+    assert len(seen.texts) == 4
+    ended[3].end(None)
+    stage.drive(consumer, seconds=1)
+
+
 def test_what_is_not_paused_cannot_be_resumed(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.pause(group="a*")

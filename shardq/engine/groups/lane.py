@@ -111,6 +111,9 @@ class Group:
             return False
         if place > self.last:
             if not self.has_room(room):
+                # Of a group that is paused none was kept: its first row is left.
+                if self.last[0] < 0:
+                    self.last = place[0] - 1, LAST
                 self.after = self.last
                 return False
             self.last = place

@@ -535,10 +535,12 @@ class GroupLanes(Part):
                 self._wait(group, one, max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS))
                 return
             group.heads[one] = 0
-            one.lead(careful=mine.needs_care(row))
+            # Its group may have fewer places by now, or be paused.
+            is_back = group.passed() is one or len(group.heads) > group.places
+            one.lead(careful=not is_back and mine.needs_care(row))
             one.line_up(group.line)
             heads = [one]
-            if group.passed() is one:
+            if is_back:
                 group.take_back(one)
                 heads = self._offer(mine, (name,))
             self._is_hungry = self._is_hungry or group.is_hungry
