@@ -27,6 +27,7 @@ from simulation.copies import copied
 from simulation.firings import firings
 from simulation.keys import keys
 from simulation.lateness import late, stuck
+from simulation.limits import limited
 from simulation.order import ordered
 from simulation.receipts import refused
 from simulation.repeats import cause_of, duplicated, in_the_way
@@ -491,6 +492,6 @@ def told(case: Case) -> Iterator[Breach]:
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
     invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
-    buried, ordered, cancelled, purged, paused, refused, shared, keys,
+    buried, ordered, limited, cancelled, purged, paused, refused, shared, keys,
     firings,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from shardq.records.ledger import CLOCK_AHEAD_MS
 
 if TYPE_CHECKING:
     from shardq.inspection.audit import Audit
+    from shardq.model.limits import GroupLimit, QueueLimit
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from simulation.named import ByKey
@@ -120,11 +121,24 @@ class Recorded:
 
 
 class Heard(NamedTuple):
-    """A queue's record at a time: if the queue is paused, and before when it is purged."""
+    """What a queue's record said at a time: whether it is paused, what is purged, the limits."""
 
     us: int
     paused: bool
     purged_before_us: int
+    group_limits: str = ""
+    queue_limit: str = ""
+
+
+class HandedOut(NamedTuple):
+    """A message that left `ready`, and the limits by which it did."""
+
+    us: int
+    process: str
+    token: int
+    limit: GroupLimit
+    of_queue: QueueLimit
+    is_paused: bool
 
 
 class Fork(NamedTuple):
@@ -194,11 +208,12 @@ class History:
         strangers: The heartbeats of no real member.
         relaned: When the queue's record got another number of lanes.
 
-        errands: Errand -> the call by key that was made for it.
-        commands: Command -> the call about a schedule that was made for it.
-        runs: Message number -> the message that a schedule put.
-        inserted: Row -> (when, process) of each call that asked to insert it.
-        is_cut: True if the run was cut off, because it would never have ended.
+        errands: Errand -> the call that it came to.
+        commands: Command -> likewise.
+        runs: What schedules have put, by the messages' numbers.
+        inserted: Row -> when, and by whom, it was asked to be inserted.
+        handed_out: What left `ready`, in order, where there are limits.
+        is_cut: True if the run was ended as one that would never end.
     """
 
     plan: Plan
@@ -244,6 +259,7 @@ class History:
     commands: dict[int, Asked] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)
     inserted: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
+    handed_out: list[HandedOut] = field(default_factory=list)
     healed_us: int = 0
     left_us: int = 0
     came_us: int = 0

@@ -39,8 +39,10 @@ def late(case: Case) -> Iterator[Breach]:
     """A due, stored message begins within moments, unless something may delay it."""
     history = case.history
     plan = history.plan
-    if not history.healed_us or any(m.isolated or m.role == "caller" for m in plan.machines):
-        # An isolated reader reads a minute only after its offset; a caller polls when it likes.
+    comes_late = any(m.isolated or m.role == "caller" for m in plan.machines)
+    if not history.healed_us or comes_late or plan.ending:
+        # Who reads ended minutes is late by the offset; a caller comes when it likes; and what
+        # waits for a limit is late.
         return
     readers = [machine for machine in plan.machines if machine.role != "producer"]
     if any(machine.prefetch < lanes_read(plan, plan.active_s) * _ROWS_MIN for machine in readers):
@@ -88,7 +90,8 @@ def stuck(case: Case) -> Iterator[Breach]:
     Time that handlers ran is added, and rows behind a seal wait for its sweeps.
     """
     history = case.history
-    if not history.healed_us or any(machine.isolated for machine in history.plan.machines):
+    plan = history.plan
+    if not history.healed_us or plan.ending or any(one.isolated for one in plan.machines):
         return
     left = (until or 0 for us, until in history.stops.values() if us <= history.healed_us)
     calm_us = max([history.healed_us, *left, *(us for us, _ in history.crashes)])

@@ -46,6 +46,7 @@ from shardq.records.keychanges import KeyChanges
 from shardq.records.keys import MessageKeys
 from shardq.records.membership import Membership
 from shardq.records.register import Register
+from shardq.records.shares import Shares
 from shardq.records.standing import View
 from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.schedule import Book
@@ -420,6 +421,16 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a removal of a schedule does not hold": (
         (ScheduleTable, "remove", "if not self._store.write_records(SCHEDULES, [change]):", "if True:"),
+    ),
+    "a share is given twice": (
+        (
+            Shares, "take",
+            "part = min(divided(total, wanted, now_ms // turn_ms)[self._member], free)",
+            "part = min(wants, total)",
+        ),
+    ),
+    "a place of a group is taken twice": (
+        (Group, "has_place", "len(self.heads) < self.places", "len(self.heads) <= self.places"),
     ),
     "overlap is not looked at": (
         (ScheduleFiring, "_is_in_the_way", "return overlap == \"skip\"", "return False"),

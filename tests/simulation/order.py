@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from simulation.allowances import of_several_places
 from simulation.case import DRIFT_US, Breach, Case, entry_of
 from simulation.stories import clock_of
 
@@ -33,6 +34,8 @@ def ordered(case: Case) -> Iterator[Breach]:
         letter = put.letter
         if letter.group is not None and put.outcome == "acked" and case.by_token[letter.number]:
             groups[letter.group].append(put)
+    for name in of_several_places(case.history.plan):
+        groups.pop(name, None)
     for puts in groups.values():
         yield from _overlaps(case, puts)
         yield from _inversions(case, puts)
@@ -48,11 +51,11 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
     )
     held: list[Delivery] = []
     for second in ones:
-        held = [one for one in held if _held_until_us(case, one, second) > second.begun_us]
+        held = [one for one in held if held_until_us(case, one, second) > second.begun_us]
         for first in held:
-            is_other = first.token != second.token and not _is_let_go(case, first, second)
-            is_other = is_other and not _came_along(case, first, second)
-            if is_other and not _group_is_excused(case, first, second):
+            is_other = first.token != second.token and not is_let_go(case, first, second)
+            is_other = is_other and not came_along(case, first, second)
+            if is_other and not group_is_excused(case, first, second):
                 yield Breach(
                     "ordered",
                     f"m{second.token} began at {clock_of(case, second.begun_us)} while "
@@ -63,8 +66,8 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         held = [*(one for one in held if one.token != second.token), second]
 
 
-def _came_along(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a caller got both messages in one call.
+def came_along(case: Case, first: Delivery, second: Delivery) -> bool:
+    """True if a caller got the first along with the second, and after it, in one call.
 
     The caller may settle them in any order, so one may be redelivered while it holds the other.
     """
@@ -78,8 +81,8 @@ def _is_of_one_call(one: Delivery, other: Delivery) -> bool:
     )
 
 
-def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
-    """Until when a delivery blocks its group: to its handler's end, or its caller's outcome.
+def held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
+    """Until when its group waits for a delivery: its handler's end, or what its caller said of it.
 
     Without an outcome of the caller, or with an uncertain one, until the claim ends.
     """
@@ -90,8 +93,8 @@ def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
     return min(one.settled_us, over_us) if is_told else over_us
 
 
-def _is_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if the first of two messages does not block its group any more, though not settled.
+def is_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
+    """True if the first of two messages may still be held, and blocks its group no more.
 
     A purge may delete its row while its handler runs. A handler blocks its group no more once its
     process has died or its claim has come due. A caller's claim blocks even after the caller died.
@@ -131,7 +134,7 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
             if is_later or not _comes_before(case, early_put, late_put):
                 continue
 
-            if not _group_is_excused(case, second, first):
+            if not group_is_excused(case, second, first):
                 yield Breach(
                     "ordered",
                     f"m{second.token} of group {early_put.letter.group} at "
@@ -148,7 +151,7 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
         for failed, again in pairwise(case.by_token[put.letter.number]):
             if failed.outcome not in _WAITS_AGAIN.get(failed.kind, ()):
                 continue
-            since_us = _held_until_us(case, failed, again)
+            since_us = held_until_us(case, failed, again)
             for other in puts:
                 if other is put or not _comes_before(case, put, other):
                     continue
@@ -157,7 +160,7 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     since_us < passing.begun_us < again.begun_us
                     and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
                     and (other.ended_us or 0) < failed.begun_us
-                    and not _group_is_excused(case, failed, again)
+                    and not group_is_excused(case, failed, again)
                 ):
                     yield Breach(
                         "ordered",
@@ -198,8 +201,8 @@ def _first_order(case: Case, put: Put) -> tuple[int, bytes]:
     return min(row.order for row in rows if entry_of(row) == entry_of(rows[0]))
 
 
-def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a lease for one of two messages ran out between their deliveries.
+def group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
+    """True if a lease of one of two messages ran out meanwhile, or before.
 
     A slow call, a pause or a crash alone breaks no order, because the holder keeps its rows as long
     as its lease lasts. A fork that releases the lease, or a set clock, is an excuse too.

@@ -7,11 +7,12 @@ smaller, or to repeat a smaller one.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulated.network import Weather
 
+from simulation.allowances import Allowances
 from simulation.errands import Errand, Errands
 from simulation.fleets import BANDS, Fleet
 from simulation.parts import Act, Event, Letter, Machine
@@ -78,6 +79,7 @@ class Plan:
     commands: tuple[Command, ...] = ()
     absent_s: float = 0.0
     rest_s: float = 0.0
+    ending: dict[str, Any] = field(default_factory=dict)
 
     def without(self, dropped: set[str]) -> Plan:
         """The plan without some of its parts: machines, messages, events, shares of the weather."""
@@ -123,6 +125,7 @@ KINDS = (
 WITHIN = {
     "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
     "crowded", "isolated", "latecomers", "fleet", "rolling", "unused", "keys", "schedules",
+    "limits",
 }  # fmt: skip
 """Kinds that hold from the start: properties of processes and messages, not faults."""
 STRUCK = {
@@ -195,6 +198,9 @@ class _Planner:
         self.fleet = Fleet(seed) if Fleet.is_drawn(seed) else None
         if self.fleet is not None:
             self.on = self.fleet.kinds(self.on)
+        self.has_limits = Allowances.is_drawn(seed)
+        if self.has_limits:
+            self.on |= {"groups", "limits"}
         self.events: list[Event] = []
 
     def plan(self) -> Plan:
@@ -203,6 +209,9 @@ class _Planner:
         if self.fleet is not None:
             active_s = self.fleet.active_s
         settings = self._settings()
+        limits = Allowances(self.seed, active_s) if self.has_limits else None
+        if limits is not None:
+            settings |= limits.settings
         machines = self._machines(active_s, settings)
         letters = self._letters(machines, active_s, settings)
         if self.fleet is None or self.fleet.shape != "rolling":
@@ -217,15 +226,17 @@ class _Planner:
             members = [m.name for m in machines if m.role == "consumer"]
             for event in self.fleet.events(Event(0, 0.0, ""), members):
                 self.events.append(replace(event, number=len(self.events)))
+        if limits is not None:
+            letters += self._limited(limits, machines, len(letters))
         self._audits(active_s)
         self._leases(active_s)
         weather, errands, timetable = self._weather(), tuple[Errand, ...](), None
         if self.fleet is None or not self.fleet.is_calm:
             self._forks(machines, active_s)
             self._sets(active_s)
-            if Errands.is_drawn(self.seed):
+            if Errands.is_drawn(self.seed) and limits is None:
                 weather, errands = self._errands(machines, active_s, weather)
-            if Timetable.is_drawn(self.seed):
+            if Timetable.is_drawn(self.seed) and limits is None:
                 timetable = self._timetable(machines, active_s)
                 weather = timetable.weather(weather)
         return Plan(
@@ -242,6 +253,7 @@ class _Planner:
             timetable.commands if timetable is not None else (),
             timetable.absent_s if timetable is not None else 0.0,
             timetable.rest_s if timetable is not None else 0.0,
+            limits.ending if limits is not None else {},
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -602,6 +614,13 @@ class _Planner:
         for event in drawn.events(Event(0, 0.0, "")):
             self.events.append(replace(event, number=len(self.events)))
         return drawn
+
+    def _limited(self, limits: Allowances, machines: list[Machine], number: int) -> list[Letter]:
+        """Floods of groups that have limits, and changes of these."""
+        for event in limits.events(Event(0, 0.0, "")):
+            self.events.append(replace(event, number=len(self.events)))
+        producers = [m.name for m in machines if m.role == "producer"]
+        return list(limits.letters(Letter(0, "", 0.0), Act("ack"), producers, number))
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance

@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulated import Simulation
 from simulated.network import DONE, TWICE, Weather
 
+from shardq.engine.handing.ready import Ready
 from shardq.model.ids import RowIds
+from shardq.model.limits import ORDERED, QueueLimit
 from shardq.model.message import moved
 from shardq.model.shard import Layout
 from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, token_of
-from simulation.history import LATE_WRITER, Heard, History, Recorded, Written, is_tried
+from simulation.history import LATE_WRITER, HandedOut, Heard, History, Recorded, Written, is_tried
 from simulation.plan import bands_of
 from simulation.runs import Runs, is_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from simulated.scheduler import Process
 
     from shardq.consumer import Consumer
     from shardq.engine.engine import Engine
+    from shardq.engine.handing.delivery import Delivery as Handed
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.queue import Queue
@@ -251,10 +255,57 @@ class Watch:
 
     def _heard(self, record: QueueRecord) -> Heard:
         settings = json.loads(record.settings)
-        return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
+        return Heard(
+            self.simulation.now_us,
+            settings["paused"],
+            settings["purged_before_us"],
+            settings.get("group_limits", ""),
+            settings.get("queue_limit", ""),
+        )
+
+    @contextmanager
+    def hand_outs_told(self) -> Iterator[None]:
+        """Write down what leaves `ready`, and by which limits, where there are any."""
+        if "limits" not in self.plan.kinds:
+            yield
+            return
+        pop = Ready._pop
+
+        def told(ready: Ready) -> Handed | None:
+            one = pop(ready)
+            if one is not None:
+                self._on_handed_out(ready, one)
+            return one
+
+        Ready._pop = told  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            Ready._pop = pop  # type: ignore[method-assign]
+
+    def _on_handed_out(self, ready: Ready, one: Handed) -> None:
+        name, group = self._here(), one.row.group
+        engine = self._engine_of(name)
+        if engine is None or engine.ready is not ready:
+            return
+        groups, gate = engine.groups._limits, ready.gate
+        self.history.handed_out.append(
+            HandedOut(
+                self.simulation.now_us,
+                name,
+                token_of(one.row.body),
+                ORDERED if group is None else groups.of(group),
+                QueueLimit() if gate is None else gate._limit,
+                group is not None and groups.pause_of(group) is not None,
+            )
+        )
 
     def _on_move(self, moves: Sequence[RowMove]) -> None:
-        self.history.came_from.update((move.new.id, move.old.id) for move in moves)
+        for move in moves:
+            # What was edited in place is another row to the judge, and moved as that.
+            is_mail = move.new.shard.queue == QUEUE
+            old = self._latest.get(move.old.id, move.old) if is_mail else move.old
+            self.history.came_from[move.new.id] = old.id
         self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
 
     def on_firing(self, process: Process) -> None:

@@ -5,6 +5,7 @@ The phases of a run: faults for a while; then all faults end; then the queue dra
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import suppress
 from functools import partial
@@ -16,7 +17,7 @@ from simulated.network import LATE, LOST, REFUSED, UNANSWERED
 import shardq
 from shardq.clock import SystemClock
 from shardq.engine.reading.lane import SEALED_RUNGS
-from shardq.errors import ClockError, KeyTaken, StoreError, UnknownQueue
+from shardq.errors import BadSetting, ClockError, KeyTaken, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.stores.tables import MEMBERS
@@ -46,7 +47,13 @@ if TYPE_CHECKING:
 _SETTLE_S = 6.5
 _DRAIN_S = 90.0
 _POISON_S = 60.0
-_STEERED = {"lanes", "lease", "purge", "pause", "redrive", "audit", "drop"}
+_STEERED = {"lanes", "lease", "purge", "pause", "redrive", "audit", "drop",
+            "groups", "limits", "hold"}  # fmt: skip
+_ALTERED = {
+    "lease": "leases changed",
+    "groups": "limits of groups changed",
+    "limits": "limits of the queue changed",
+}
 _LEFT_S = 60.0
 _BEHIND_US = 1_000_000
 _GOES_ON_US = 30_000_000
@@ -70,7 +77,7 @@ class World(Registrar):
     def run(self) -> History:
         """Play the plan to its end."""
         plan, simulation, history = self.plan, self.simulation, self.history
-        with simulation:
+        with simulation, self.hand_outs_told():
             self._steward = simulation.process(STEWARD)
             simulation.spawn(self._steward, self._make_queue)
             for machine in plan.machines:
@@ -469,9 +476,8 @@ class World(Registrar):
                 after = self._queue.settings.lanes_written
                 self.history.reached |= {"more lanes"} if after > before else set()
                 self.history.reached |= {"fewer lanes"} if after < before else set()
-        elif event.kind == "lease":
-            if self._repeat(partial(self._lease, event)):
-                self.history.reached.add("leases changed")
+        elif event.kind in _ALTERED:
+            self._follow(event)
         elif event.kind == "purge":
             purge = Purge(self.simulation.now_us, 0)
             self.history.purges.append(purge)
@@ -486,10 +492,23 @@ class World(Registrar):
         elif event.kind == "drop":
             self._drop()
         else:
-            if self._repeat(self._queue.pause):
-                self.history.reached.add("paused")
-            self.simulation.sleep(event.seconds)
-            self._repeat(self._queue.resume)
+            self._hold(event)
+
+    def _follow(self, event: Event) -> None:
+        """Let leases, or limits, be others."""
+        to = f"{round(event.value)}ms" if event.kind == "lease" else json.loads(event.verb)
+        if self._repeat(partial(self._queue.alter, **{event.kind: to})):
+            self.history.reached.add(_ALTERED[event.kind])
+
+    def _hold(self, event: Event) -> None:
+        """Pause the queue, or a group, for a while."""
+        group = event.target or None
+        if self._repeat(partial(self._queue.pause, group=group)):
+            self.history.reached.add("paused" if group is None else "group paused")
+        self.simulation.sleep(event.seconds)
+        # Whoever has set other limits of groups meanwhile has ended the pause.
+        with suppress(BadSetting):
+            self._repeat(partial(self._queue.resume, group=group))
 
     def _redrive(self) -> None:
         """Redrive, unless a redrive is under way: redrives are to run one at a time."""
@@ -505,12 +524,11 @@ class World(Registrar):
     def _alter(self, lanes: int) -> None:
         self._queue.alter(lanes=lanes or "auto")
 
-    def _lease(self, event: Event) -> None:
-        self._queue.alter(lease=f"{round(event.value)}ms")
-
     def _resume(self) -> None:
         self._await_queue()
         self._repeat(self._queue.resume)
+        if self.plan.ending:
+            self._repeat(partial(self._queue.alter, **self.plan.ending))
 
     def _write_late(self) -> None:
         """Write a row seconds late, as if its writer had died; only a sweep finds it."""

@@ -1,0 +1,180 @@
+"""The rule of limits: no more at once, and no more in any time, than they allow."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.model.limits import limits_of, queue_limit_of
+from simulation.case import Breach, Case, leased_as
+from simulation.order import came_along, group_is_excused, held_until_us, is_let_go
+from simulation.stories import clock_of, story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardq.model.limits import BeginRate, QueueLimit
+    from simulation.history import Delivery, HandedOut
+
+_DRIFT = 1 - 8e-4
+"""A clock of 200 ppm makes a rate so much quicker at the most."""
+_TOLD_US = 6_000_000
+"""When a change is known everywhere, and a step that was under way then is over."""
+_KEPT_US = 15_000_000
+"""How long what has kept a process up may have it go by limits of before."""
+
+
+class Begun(NamedTuple):
+    """A delivery, and how it was handed out."""
+
+    one: Delivery
+    told: HandedOut
+
+
+def limited(case: Case) -> Iterator[Breach]:
+    """Limits of groups and of the queue hold, by those that its members know."""
+    if not case.history.plan.ending:
+        return
+    begun = _begun(case)
+    groups: dict[str, list[Begun]] = defaultdict(list)
+    for each in begun:
+        if each.one.row.group is not None:
+            groups[each.one.row.group].append(each)
+    for name, mine in groups.items():
+        yield from _places(case, name, mine)
+        rates = [(each, each.told.limit.rates) for each in mine]
+        yield from _rates(case, f"group {name}", rates)
+    yield from _rates(case, "the queue", [(each, each.told.of_queue.rates) for each in begun])
+    yield from _running(case, begun)
+    yield from _followed(case, begun)
+
+
+def _begun(case: Case) -> list[Begun]:
+    """Each delivery with its hand-out; one that came along with the head of its group has that."""
+    handed: dict[tuple[str, int], list[HandedOut]] = defaultdict(list)
+    of_group: dict[tuple[str, str | None], list[HandedOut]] = defaultdict(list)
+    group_of = {one.token: one.row.group for one in case.history.deliveries}
+    for told in case.history.handed_out:
+        handed[told.process, told.token].append(told)
+        of_group[told.process, group_of.get(told.token)].append(told)
+    begun = []
+    for one in case.history.deliveries:
+        mine = _last(handed[one.process, one.token], one.begun_us)
+        mine = mine or _last(of_group[one.process, one.row.group], one.begun_us)
+        if mine is not None:
+            begun.append(Begun(one, mine))
+    return begun
+
+
+def _last(told: Sequence[HandedOut], us: int) -> HandedOut | None:
+    place = bisect_right(told, us, key=lambda each: each.us)
+    return told[place - 1] if place else None
+
+
+def _places(case: Case, name: str, begun: list[Begun]) -> Iterator[Breach]:
+    """Nothing of a group begins while as many of it as it has places are in anybody's hand."""
+    held: list[Begun] = []
+    for second in begun:
+        held = [b for b in held if held_until_us(case, b.one, second.one) > second.one.begun_us]
+        under_way = [
+            first
+            for first in held
+            if first.one.token != second.one.token
+            and not is_let_go(case, first.one, second.one)
+            and not group_is_excused(case, first.one, second.one)
+        ]
+        # One that was handed out later, by more places, may have begun before it.
+        later = [each.told for each in under_way if each.told.us >= second.told.us]
+        allowed = max(told.limit.places for told in (second.told, *later))
+        if allowed == 1:
+            under_way = [b for b in under_way if not came_along(case, b.one, second.one)]
+        if len(under_way) >= allowed:
+            others = ", ".join(f"m{first.one.token}" for first in under_way)
+            yield Breach(
+                "limited",
+                f"m{second.one.token} of group {name}, of {allowed} places, began at "
+                f"{clock_of(case, second.one.begun_us)} beside {others}",
+                second.one.token,
+            )
+        held = [*(each for each in held if each.one.token != second.one.token), second]
+
+
+def _rates(
+    case: Case,
+    what: str,
+    begun: list[tuple[Begun, tuple[tuple[BeginRate, int], ...]]],
+) -> Iterator[Breach]:
+    """In any time T no more begin than rate x T + burst, while the same rates hold."""
+    full_us: list[float] = []
+    former: tuple[tuple[BeginRate, int], ...] = ()
+    for each, rates in sorted(begun, key=lambda pair: pair[0].told.us):
+        us = each.told.us
+        if rates != former or _is_forked(case, each.one):
+            former, full_us = rates, [0.0] * len(rates)
+        for n, (rate, burst) in enumerate(rates):
+            every_us = rate.interval_us * _DRIFT
+            full_us[n] = max(full_us[n], us)
+            if full_us[n] - us > (burst - 1) * every_us + 1:
+                yield Breach(
+                    "limited",
+                    f"m{each.one.token} at {clock_of(case, us)} by {each.one.process}: more than "
+                    f"{rate} and a burst of {burst} of {what}: {story(case, each.one.token)}",
+                    each.one.token,
+                )
+            full_us[n] += every_us
+
+
+def _is_forked(case: Case, one: Delivery) -> bool:
+    """True if two may hand out its group, since a fork had released their lane."""
+    return case.is_forked([leased_as(one.row.shard)], one.begun_us, one.begun_us)
+
+
+def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
+    """No handler begins while as many as the queue allows run under such a limit."""
+    held: list[Begun] = []
+    for second in begun:
+        if second.one.kind != "handler":
+            continue
+        us, most = second.one.begun_us, second.told.of_queue.running
+        held = [b for b in held if b.one.ended_us is None or b.one.ended_us > us]
+        held = [b for b in held if not case.crashed(b.one.process, b.one.begun_us, us)]
+        beside = [first for first in held if not _has_stopped(case, first.one, us)]
+        if most and len(beside) >= most:
+            yield Breach(
+                "limited",
+                f"m{second.one.token} at {clock_of(case, us)} by {second.one.process}: {most} may "
+                f"run, and there ran {', '.join(f'm{b.one.token}' for b in beside)}",
+                second.one.token,
+            )
+        if most:
+            held.append(second)
+
+
+def _has_stopped(case: Case, one: Delivery, us: int) -> bool:
+    """True if its process may have lost its share while it ran: it was kept up, or has left."""
+    return case.kept_up(one.process, max(one.begun_us, us - _KEPT_US), us) or case.interrupted(one)
+
+
+def _followed(case: Case, begun: list[Begun]) -> Iterator[Breach]:
+    """Changes are followed within seconds; nothing of a paused group is handed out."""
+    said = case.history.said
+    for one, told in begun:
+        if told.is_paused:
+            yield Breach("limited", f"m{one.token} of a paused group at {told.us}", one.token)
+        since_us = told.us - _TOLD_US
+        heard = [each for each in said if each.us <= told.us]
+        last = sum(each.us <= since_us for each in heard)
+        heard = heard[max(last - 1, 0) :]
+        if case.kept_up(one.process, told.us - _KEPT_US, told.us):
+            continue
+        limits: set[QueueLimit] = {queue_limit_of(each.queue_limit) for each in heard}
+        of_group = {limits_of(each.group_limits).of(one.row.group or "") for each in heard}
+        is_known = one.row.group is None or told.limit in of_group
+        if not is_known or told.of_queue not in limits:
+            yield Breach(
+                "limited",
+                f"m{one.token} at {clock_of(case, told.us)} by {one.process}, by limits that had "
+                f"been changed before: {told.limit}, {told.of_queue}",
+                one.token,
+            )
