@@ -351,26 +351,35 @@ class Threading:
 
 
 class Lock:
-    """A lock among the fibers of a process."""
+    """A lock among the fibers of a process; the fiber that holds it may take it again."""
 
-    __slots__ = ("_held", "_scheduler", "_waiting")
+    __slots__ = ("_again", "_held", "_holder", "_scheduler", "_waiting")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._held = False
+        self._holder: Fiber | None = None
+        self._again = 0
         self._waiting: deque[Fiber] = deque()
 
     def acquire(self) -> bool:
-        """Wait until the lock is free, and take it."""
+        """Wait until it is free."""
+        current = self._scheduler.current
+        if self._held and current is not None and self._holder is current:
+            self._again += 1
+            return True
         while self._held:
             if self._scheduler.current is not None:
                 self._waiting.append(self._scheduler.current)
             self._scheduler.park(None)
-        self._held = True
+        self._held, self._holder = True, self._scheduler.current
         return True
 
     def release(self) -> None:
-        """Give the lock to the next fiber that waits."""
+        """Let the next one have it."""
+        if self._again:
+            self._again -= 1
+            return
         self._held = False
         if self._waiting:
             self._scheduler.wake(self._waiting.popleft())
@@ -378,13 +387,11 @@ class Lock:
     def __enter__(self) -> bool:
         if self._held:
             return self.acquire()
-        self._held = True
+        self._held, self._holder = True, self._scheduler.current
         return True
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
-        self._held = False
-        if self._waiting:
-            self._scheduler.wake(self._waiting.popleft())
+        self.release()
 
 
 class Condition:
@@ -398,11 +405,7 @@ class Condition:
         self._waiting: list[Fiber] = []
 
     def __enter__(self) -> bool:
-        lock = self._lock
-        if lock._held:
-            return lock.acquire()
-        lock._held = True
-        return True
+        return self._lock.acquire()
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         self._lock.release()
