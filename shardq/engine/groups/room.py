@@ -433,7 +433,7 @@ class GroupLanes(Part):
     @property
     def has_new_limits(self) -> bool:
         """True if the limits in the queue's settings are not those that hold here."""
-        return limits_of(self._register.settings.group_limits) is not self._limits
+        return self._register.settings.group_limits != self._limits.to_json()
 
     def held_back(self) -> dict[str, int]:
         """Count the rows in memory that limits of groups hold back: `Heartbeat.limited`."""

@@ -86,7 +86,7 @@ class Gate:
 
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
-        if queue_limit_of(self._register.settings.queue_limit) is not self._adopted:
+        if queue_limit_of(self._register.settings.queue_limit) != self._adopted:
             # Nothing begins by former limits until `keep` has taken shares of the present ones.
             return math.inf
         now_us = self._clock.boot_us()
