@@ -213,7 +213,7 @@ def keys_of(table: str) -> set[tuple[str, str]]:
     return {(table, name) for name in [*inline, *re.findall(r"\w+", "".join(listed))]}
 
 
-_RECORDS = ("queues", "keys", "waiting", "accounts", "access", "endpoints", "sent")
+_RECORDS = ("queues", "keys", "waiting", "accounts", "access", "endpoints", "sent", "limits")
 """The tables whose whole rows are written by LWT."""
 
 

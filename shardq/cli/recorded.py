@@ -64,6 +64,11 @@ def _dead(params: Mapping[str, Any]) -> What | None:
     return next((what for option, what in choices.items() if params[option]), None)
 
 
+def _limits(params: Mapping[str, Any]) -> What | None:
+    given = ("places", "rate", "burst", "tier", "running", "remove")
+    return What.ALTER if any(params.get(name) for name in given) else None
+
+
 def _queue(params: Mapping[str, Any]) -> str:
     return str(params["queue"])
 
@@ -79,6 +84,7 @@ COMMANDS: dict[
     ("queues", "create"): (What.CREATE, _queue),
     ("queues", "alter"): (What.ALTER, _queue),
     ("queues", "pause"): (What.PAUSE, _queue),
+    ("limits",): (_limits, _queue),
     ("queues", "resume"): (What.RESUME, _queue),
     ("queues", "purge"): (What.PURGE, _queue),
     ("queues", "drop"): (What.DROP, _queue),

@@ -254,7 +254,7 @@ def _is_storable(name: str, value: Any) -> bool:
     if type(value) is not _TYPES[name]:
         return False
     if name == "priorities":
-        return value in {STRICT, WEIGHTED}
+        return value in (STRICT, WEIGHTED)
     if name in _LIMITS:
         return _are_limits(name, value)
     if isinstance(value, str):
@@ -506,7 +506,7 @@ def _limits(value: Any, name: str) -> str:
 
 
 def _priorities(value: Any, name: str) -> str:
-    if value in {STRICT, WEIGHTED}:
+    if isinstance(value, str) and value in {STRICT, WEIGHTED}:
         return str(value)
     raise BadSetting(f"{name} must be {STRICT!r} or {WEIGHTED!r}, not {shown(value)}.")
 

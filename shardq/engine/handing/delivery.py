@@ -280,18 +280,29 @@ class HeadLine:
         turn: The head that takes part in the turns; None: none does, or the line is held.
         held: The number of the line's wait for a token or a place; 0: it does not wait.
         left: How many more heads are taken in the present turn.
+        begin_ms: When the present turn began, epoch milliseconds.
+        number: The number of the turn, which decides among turns of one millisecond.
         until_us: No head is taken before this time since boot.
     """
 
-    __slots__ = ("bucket", "heads", "held", "left", "tier", "turn", "until_us")
+    __slots__ = (
+        "begin_ms",
+        "bucket",
+        "heads",
+        "held",
+        "left",
+        "number",
+        "tier",
+        "turn",
+        "until_us",
+    )
 
     def __init__(self, tier: int, bucket: Bucket | None) -> None:
         self.tier = self.left = tier
         self.bucket = bucket
         self.heads: list[tuple[int, int, bytes, Delivery]] = []
         self.turn: Delivery | None = None
-        self.held = 0
-        self.until_us = 0
+        self.held = self.begin_ms = self.number = self.until_us = 0
 
     def next_us(self) -> float:
         """When the next head may be taken, time since boot; infinite: `Turns.reopen` decides."""

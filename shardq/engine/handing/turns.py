@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,8 @@ class Turns:
     def __init__(self, clock: Clock, bands: int, on_hold: Callable[[], None]) -> None:
         self._clock = clock
         self._on_hold = on_hold
-        self._turns: list[deque[Delivery]] = [deque() for _ in range(bands)]
+        self._turns: list[list[tuple[int, int, int, Delivery]]] = [[] for _ in range(bands)]
+        """For each band a heap of (begin of the turn, epoch milliseconds; numbers; head)."""
         self._lines: dict[HeadLine, None] = {}
         self._held: list[tuple[float, int, HeadLine]] = []
         """When the next token is there, time since boot; number of the wait; the line."""
@@ -62,15 +62,23 @@ class Turns:
 
     def __iter__(self) -> Iterator[Delivery]:
         """All heads, those of lines last."""
-        unlined = (one for one in chain.from_iterable(self._turns) if one.line is None)
+        entries = chain.from_iterable(self._turns)
+        unlined = (entry[3] for entry in entries if entry[3].line is None)
         lined = (entry[3] for line in self._lines for entry in line.heads)
         return chain(unlined, lined)
 
-    def add(self, one: Delivery) -> None:
-        """Add a head, or a job of a task with limits."""
+    def add(self, one: Delivery, *, follows: bool = False) -> None:
+        """Add a head, or a job of a task with limits.
+
+        Args:
+            one: The head or the job.
+            follows: True if another head of its group has just ended: its turn begins now. Any
+                other turn began when the head was due.
+        """
         line = one.line
         if line is None:
-            self._turns[one.band].append(one)
+            begin_ms = self._clock.now_ms() if follows else since_ms(one)
+            heapq.heappush(self._turns[one.band], (begin_ms, next(self._numbers), 0, one))
             self.due += 1
             return
         if one.gate is not None:
@@ -78,14 +86,15 @@ class Turns:
         self._lines[line] = None
         heapq.heappush(line.heads, (one.band, since_ms(one), order_key(one.row.id), one))
         if line.heads[0][3] is one and (not line.held or line in self._gated):
-            self._enter(line)
+            self._enter(line, goes_on=line.turn is not None, follows=follows)
 
-    def _enter(self, line: HeadLine, *, goes_on: bool = False) -> None:
+    def _enter(self, line: HeadLine, *, goes_on: bool = False, follows: bool = True) -> None:
         """Let the first head of a line take part in the turns, in place of another of the line.
 
         Args:
             line: The line, with heads.
             goes_on: True if the line's turn goes on, so that no other group comes between.
+            follows: As `add` takes it.
         """
         if line.turn is not None:
             line.turn, self.due = None, self.due - 1
@@ -102,12 +111,14 @@ class Turns:
                     self._on_hold()
             return
         line.turn, self.due = line.heads[0][3], self.due + 1
-        turns = self._turns[line.turn.band]
-        if goes_on:
-            turns.appendleft(line.turn)
-        else:
+        if not goes_on:
             line.left = line.tier
-            turns.append(line.turn)
+            line.begin_ms = self._clock.now_ms() if follows else since_ms(line.turn)
+            line.number = next(self._numbers)
+        heapq.heappush(
+            self._turns[line.turn.band],
+            (line.begin_ms, line.number, next(self._numbers), line.turn),
+        )
 
     def hold(self, line: HeadLine, until_us: int) -> None:
         """Let no head of a line be taken until a time since boot."""
@@ -138,7 +149,7 @@ class Turns:
         """Return the head of a band whose turn it is."""
         turns = self._turns[band]
         while turns:
-            one = turns[0]
+            one = turns[0][3]
             line = one.line
             if line is None:
                 return one
@@ -148,12 +159,12 @@ class Turns:
                 # Another line has taken the token of its task: it is held.
                 self._enter(line)
             # Another head of its line took its place, or it was removed.
-            turns.popleft()
+            heapq.heappop(turns)
         return None
 
     def of_band(self, band: int) -> Iterator[Delivery]:
         """The heads of a band that take part in the turns, and those behind them in their lines."""
-        for one in self._turns[band]:
+        for *_, one in self._turns[band]:
             line = one.line
             if line is None:
                 yield one
@@ -163,7 +174,7 @@ class Turns:
 
     def take(self, one: Delivery) -> None:
         """Take out the head that `first` returned: it is handed out."""
-        self._turns[one.band].popleft()
+        heapq.heappop(self._turns[one.band])
         line = one.line
         self.due -= 1
         if line is None:
@@ -188,8 +199,10 @@ class Turns:
             return []
         out = set(removed)
         for band, turns in enumerate(self._turns):
-            if not out.isdisjoint(turns):
-                self._turns[band] = deque(one for one in turns if one not in out)
+            kept = [entry for entry in turns if entry[3] not in out]
+            if len(kept) < len(turns):
+                heapq.heapify(kept)
+                self._turns[band] = kept
         for one in removed:
             if one.gate is not None:
                 one.gate.due -= 1
