@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq.errors import UsageError, shown
+from shardq.model.names import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -97,7 +98,7 @@ def matches(patterns: Sequence[str], queue: str) -> bool:
     >>> matches(["orders", "shop.*"], "shop.mail"), matches(["orders"], "orders.dead")
     (True, False)
     """
-    return any(_is_within(queue, pattern) for pattern in patterns)
+    return any(is_within(queue, pattern) for pattern in patterns)
 
 
 def within(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -106,8 +107,8 @@ def within(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
     >>> within(["*"], ["shop.*"]), within(["shop.mail", "post"], ["shop.*"])
     (('shop.*',), ('shop.mail',))
     """
-    found = [one for one in some if any(_is_within(one, other) for other in others)]
-    found += [other for other in others if any(_is_within(other, one) for one in some)]
+    found = [one for one in some if any(is_within(one, other) for other in others)]
+    found += [other for other in others if any(is_within(other, one) for one in some)]
     return tuple(dict.fromkeys(found))
 
 
@@ -118,8 +119,3 @@ def covers(patterns: Sequence[str], others: Iterable[str]) -> bool:
     (True, False)
     """
     return all(matches(patterns, other) for other in others)
-
-
-def _is_within(narrow: str, wide: str) -> bool:
-    """True if a name, or all names of a pattern, match a wider pattern. Names have no `*`."""
-    return narrow == wide or (wide.endswith("*") and narrow.startswith(wide[:-1]))

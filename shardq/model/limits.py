@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
 from shardq.errors import BadSetting, BadTime, shown
+from shardq.model.names import is_within
 from shardq.model.times import duration_ms, duration_text
 
 PLACES_MAX = 1_000
@@ -139,6 +140,16 @@ class GroupLimit(NamedTuple):
         return said
 
 
+def rule_for(name: str, rules: Iterable[str]) -> str | None:
+    """Return the rule that holds for a name: the name, else the longest pattern that matches.
+
+    >>> rule_for("eu-7", ["eu-*", "e*", "us"]), rule_for("asia", ["eu-*"])
+    ('eu-*', None)
+    """
+    found = (rule for rule in rules if is_within(name, rule))
+    return max(found, key=lambda rule: (rule == name, len(rule)), default=None)
+
+
 def wait_ms(rates: tuple[tuple[BeginRate, int], ...], count: int) -> int:
     """How long a bucket without tokens needs for so many deliveries, milliseconds; 0: no rate.
 
@@ -188,9 +199,8 @@ class QueueLimit(NamedTuple):
         return bool(self.running or self.rates)
 
     def rule_of(self, task: str) -> str | None:
-        """Return the rule that holds for a task: its name, or the longest pattern that matches."""
-        rules = [rule for rule, _ in self.tasks if is_of(task, rule)]
-        return max(rules, key=lambda rule: (rule == task, len(rule)), default=None)
+        """Return the rule that holds for a task; None if it has no limits."""
+        return rule_for(task, (rule for rule, _ in self.tasks))
 
     def of_task(self, task: str) -> QueueLimit:
         """Return the limits of a task."""
@@ -254,30 +264,19 @@ class GroupLimits:
         self.each = each
         self.rules = dict(rules)
         self.paused = frozenset(paused)
-        self._names = {name: rule for name, rule in rules.items() if not name.endswith("*")}
-        patterns = (name for name in rules if name.endswith("*"))
-        self._patterns = sorted(patterns, key=len, reverse=True)
 
     def of(self, group: str) -> GroupLimit:
-        """Return the limits of a group: by its name, else by the longest pattern that matches."""
-        if not self.rules:
-            return self.each
-        if (named := self._names.get(group)) is not None:
-            return named
-        for pattern in self._patterns:
-            if is_of(group, pattern):
-                return self.rules[pattern]
-        return self.each
+        """Return the limits of a group."""
+        rule = self.rule_of(group)
+        return self.each if rule is None else self.rules[rule]
 
     def pause_of(self, group: str) -> str | None:
         """Return the name or pattern by which a group is paused; None if it is not."""
-        return next((one for one in self.paused if is_of(group, one)), None)
+        return next((one for one in self.paused if is_within(group, one)), None)
 
     def rule_of(self, group: str) -> str | None:
         """Return the rule that holds for a group; None if it has the limits of each group."""
-        if group in self._names:
-            return group
-        return next((one for one in self._patterns if is_of(group, one)), None)
+        return rule_for(group, self.rules)
 
     def to_json(self) -> str:
         """Return the stored form; empty if there are no limits."""
@@ -285,11 +284,6 @@ class GroupLimits:
         if self.paused:
             said["paused"] = sorted(self.paused)
         return json.dumps(said, separators=(",", ":"), sort_keys=True) if said else ""
-
-
-def is_of(group: str, pattern: str) -> bool:
-    """True if a group has this name, or its name begins as the pattern with a `*` does."""
-    return group.startswith(pattern[:-1]) if pattern.endswith("*") else group == pattern
 
 
 @lru_cache(maxsize=256)

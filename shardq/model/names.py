@@ -80,6 +80,17 @@ def several(value: object, *, what: str) -> tuple[Any, ...]:
     raise BadName(f"{what} must be a list of names, as [{shown(value)}], not {shown(value)} alone.")
 
 
+def is_within(narrow: str, wide: str) -> bool:
+    """True if a name, or all names of a pattern, match a wider pattern. Names have no `*`.
+
+    A pattern is a name, or the beginning of names and a `*`.
+
+    >>> is_within("shop.mail", "shop.*"), is_within("shop.a*", "shop.*"), is_within("*", "shop.*")
+    (True, True, False)
+    """
+    return narrow == wide or (wide.endswith("*") and narrow.startswith(wide[:-1]))
+
+
 def is_printable(text: str) -> bool:
     r"""True if a text is visible, in one line, and has no character that controls a terminal.
 
