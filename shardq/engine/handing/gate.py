@@ -65,7 +65,7 @@ class Gate:
         store, member, of_task = home.store, home.member, "" if task is None else f" {task}"
         self._slots = Shares(store, home.clock, home.register, f"running{of_task}", member=member)
         self._tokens = Shares(store, home.clock, home.register, f"rate{of_task}", member=member)
-        self._adopted: QueueLimit | None = None
+        self._adopted: str | None = None
         """The limits of the queue and its tasks in the settings, as `keep` last read them."""
         self._limit = queue_limit_of("")
         self._bucket: Bucket | None = None
@@ -86,7 +86,7 @@ class Gate:
 
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
-        if queue_limit_of(self._register.settings.queue_limit) != self._adopted:
+        if self._register.settings.queue_limit != self._adopted:
             # Nothing begins by former limits until `keep` has taken shares of the present ones.
             return math.inf
         now_us = self._clock.boot_us()
@@ -151,14 +151,13 @@ class Gate:
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
-        adopted, limit = queue_limit_of(self._register.settings.queue_limit), self.present
+        adopted, limit = self._register.settings.queue_limit, self.present
         now_us = self._clock.boot_us()
         if due:
             self.want(now_us)
         is_eager = bool(due) and self.opens_us() == math.inf
         every_us = _EAGER_US if is_eager else _RENEW_US
-        is_new = adopted is not self._adopted
-        if not is_new and now_us - self._looked_us < every_us:
+        if adopted == self._adopted and now_us - self._looked_us < every_us:
             return False
         self._looked_us = now_us
         is_other = (limit.running, limit.rates) != (self._limit.running, self._limit.rates)

@@ -262,9 +262,10 @@ class Ready:
         """
         with self._lock:
             self._promote()
-            if self.gate is not None and not self.gate.may_begin():
-                opens_us = min(self.gate.opens_us(), self._clock.boot_us() + 1_000_000)
-                return self._clock.now_ms() + int((opens_us - self._clock.boot_us()) // 1_000) + 1
+            now_us = self._clock.boot_us()
+            if self.gate is not None and (opens_us := self.gate.opens_us()) > now_us:
+                wait_us = min(opens_us - now_us, 1_000_000)
+                return self._clock.now_ms() + int(wait_us // 1_000) + 1
             for band, horizon in enumerate(self._horizon):
                 first_ms = self._first_ms(band)
                 if first_ms != NEVER and (horizon is None or first_ms <= horizon):
