@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.child import handled
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.handing.crew import Crew, Work
@@ -831,9 +832,5 @@ def _caught_signals() -> Iterator[list[int]]:
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, catch) for number in numbers}
-    try:
+    with handled(dict.fromkeys(numbers, catch)):
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

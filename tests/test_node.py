@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import socket
 import struct
 import subprocess
@@ -243,20 +244,34 @@ def test_a_process_that_has_got_the_number_of_a_dead_node_is_left_alone(tmp_path
     assert not tmp_path.exists()
 
 
-def test_a_start_says_so_where_the_nodes_run_already(tmp_path: Path) -> None:
-    like_a_node = [cluster._DAEMON, f"@{tmp_path}/node1/"]
-    words = ["sh", "-c", "echo; read line", *like_a_node]
+@contextmanager
+def like_a_node(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs under the words of a node's, and is saved as one."""
+    words = ["sh", "-c", "echo; read line", *cluster._words_of(directory / "node1")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         # Its arguments can be read once it runs, a moment after it was made.
         assert process.stdout is not None
         process.stdout.readline()
         of_node = {"number": 1, "address": "127.0.0.1", "jmx_port": 3, "pid": process.pid}
         told = {"java": "java", "port": 1, "storage_port": 2, "nodes": [of_node]}
-        (tmp_path / "cluster.json").write_text(json.dumps(told))
-        done = Shell(tmp_path).run("node", "start", "--directory", str(tmp_path))
+        (directory / "cluster.json").write_text(json.dumps(told))
+        yield process
         process.communicate(b"\n")
+
+
+def test_a_start_says_so_where_the_nodes_run_already(tmp_path: Path) -> None:
+    with like_a_node(tmp_path):
+        done = Shell(tmp_path).run("node", "start", "--directory", str(tmp_path))
     assert (done.code, done.out) == (0, "cassandra://127.0.0.1:1/shardq\n")
     assert done.err == "shardq: 1 node ran already; `shardq node stop` ends it.\n"
+
+
+def test_a_frozen_node_that_another_process_has_started_is_ended_by_its_id(tmp_path: Path) -> None:
+    with like_a_node(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        done = Shell(tmp_path).run("node", "stop", "--directory", str(tmp_path))
+        assert process.wait(60) == -signal.SIGTERM
+    assert done.code == 0
 
 
 # The wire ----------------------------------------------------------------------------------------

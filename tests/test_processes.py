@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from supervised import Supervised, wait_for, wait_until_gone
 
+from shardq.child import resident_bytes
 from shardq.errors import UsageError
-from shardq.tasks.processes import Supervisor, resident_bytes
+from shardq.tasks.processes import Supervisor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ SPARK = ROOT / "spark" / "pyspark_shardq"
 TESTS = ROOT / "tests"
 
 FLOORS = [
-    ["errors"], ["locks"], ["clock"],
+    ["errors"], ["locks"], ["clock"], ["child"],
     ["model"], ["logs", "tracing"],
     ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["schedules"],

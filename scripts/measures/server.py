@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import shardq
 from measures.asked import Connection, Key
 from shardq.bench.line import Line
+from shardq.child import ChildProcess
 from shardq.errors import ShardqError
 from shardq.records.accounts import Accounts
 
@@ -160,26 +162,24 @@ def key_of(url: str) -> Key:
 @contextmanager
 def _running(name: str, url: str, key: Key, *module: str) -> Iterator[_Side]:
     """Run a server in a process of its own while this lasts."""
-    process = subprocess.Popen(  # noqa: S603 - this program itself
+    child = ChildProcess(
         [sys.executable, "-m", *module],
         env=os.environ | {"SHARDQ_STORE": url, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
     )
-    assert process.stderr is not None  # noqa: S101 - a pipe was asked for
-    with process:
+    assert child.process.stderr is not None  # noqa: S101 - a pipe was asked for
+    with child.process:
         try:
             lines = []
-            for line in process.stderr:
-                lines.append(line.strip())
+            for line in child.process.stderr:
+                lines.append(line.decode().strip())
                 if found := _AT.search(lines[-1]):
-                    yield _Side(name, found[1], key, process.pid)
+                    yield _Side(name, found[1], key, child.pid)
                     return
             raise ShardqError(f"{name} did not start: {' '.join(lines)}")
         finally:
-            process.terminate()
-            process.stderr.close()
+            child.signal(signal.SIGTERM)
+            child.process.stderr.close()
 
 
 async def _measure(place: BenchPlace, sizes: Sizes, sides: list[_Side]) -> None:

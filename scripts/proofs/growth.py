@@ -15,8 +15,8 @@ from measures.server import key_of
 import shardq
 from proofs.promise import Promise
 from proofs.serving import Server, free_port
+from shardq.child import resident_bytes
 from shardq.clock import machine_us
-from shardq.tasks.processes import resident_bytes
 
 if TYPE_CHECKING:
     from proofs.stage import Stage

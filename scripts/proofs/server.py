@@ -331,10 +331,7 @@ class _Play:
             await asyncio.sleep(_DISTURBED_S)
             one = self._servers[turn % len(self._servers)]
             if turn % 2:
-                one.signal_end()
-                self._bad_ends += [
-                    code for code in [await asyncio.to_thread(one.wait_for_end)] if code
-                ]
+                self._bad_ends += [code for code in [await asyncio.to_thread(one.end)] if code]
                 self._stops += 1
             else:
                 await asyncio.to_thread(one.kill)

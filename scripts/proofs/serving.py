@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardq.child import ChildProcess, end
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError
 
@@ -44,7 +43,7 @@ class Server:
     port: int
     log: Path
     options: tuple[str, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
 
     def __enter__(self) -> Server:
         self.start()
@@ -61,10 +60,9 @@ class Server:
     def start(self) -> None:
         """Start it; it may not answer yet."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - this program itself
+            self.process = ChildProcess(
                 [sys.executable, "-m", "shardq", "serve", "--port", str(self.port), *self.options],
                 env=os.environ | {"SHARDQ_STORE": self.store},
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
@@ -89,28 +87,21 @@ class Server:
     @property
     def pid(self) -> int | None:
         """Its process; None if there is none."""
-        return None if self.process is None or self.process.poll() is not None else self.process.pid
+        return None if self.process is None or self.process.has_ended() else self.process.pid
 
     def kill(self) -> None:
         """Kill the server, as `kill -9` does."""
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            end([self.process], _STOP_S, _clock, hard=True)
 
-    def signal_end(self) -> None:
-        """Ask it to end."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def wait_for_end(self) -> int:
-        """Wait until it has ended; returns its exit code.
+    def end(self) -> int:
+        """Let it end; returns its exit code.
 
         Raises:
             ShardqError: If it does not end within a minute.
         """
         if self.process is None:
             return 0
-        try:
-            return self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired as error:
-            raise ShardqError(f"a server did not end within {_STOP_S:.0f} s.") from error
+        if end([self.process], _STOP_S, _clock):
+            raise ShardqError(f"a server did not end within {_STOP_S:.0f} s.")
+        return self.process.code or 0

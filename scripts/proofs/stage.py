@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from proofs import caller, consumer, judge, producer
+from shardq.child import ChildProcess, end
 from shardq.clock import OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError
 
@@ -45,7 +46,7 @@ class Process:
     name: str
     out: Path
     log: Path
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
     started_us: int
 
     def life(self) -> dict[str, int]:
@@ -81,10 +82,12 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in (*self.producers, *self.consumers):
-            if one.process.poll() is None:
-                one.process.kill()
-                one.process.wait()
+        end(
+            (one.process for one in (*self.producers, *self.consumers)),
+            _STOP_S,
+            self.clock,
+            hard=True,
+        )
 
     # Processes ------------------------------------------------------------------------------------
 
@@ -122,20 +125,19 @@ class Stage:
 
     def kill(self, one: Process) -> int:
         """Kill a process as `kill -9` does; returns when it was dead, machine's clock, epoch us."""
-        one.process.kill()
-        one.process.wait()
+        end([one.process], _STOP_S, self.clock, hard=True)
         return machine_us()
 
     def freeze(self, one: Process) -> int:
         """Freeze a process; returns when, by the machine's clock, epoch microseconds."""
         at_us = machine_us()
-        one.process.send_signal(signal.SIGSTOP)
+        one.process.signal(signal.SIGSTOP)
         return at_us
 
     def thaw(self, one: Process) -> int:
         """Let a frozen process continue; returns when, as `freeze`."""
         at_us = machine_us()
-        one.process.send_signal(signal.SIGCONT)
+        one.process.signal(signal.SIGCONT)
         return at_us
 
     def stop(self, *these: Process) -> None:
@@ -144,15 +146,10 @@ class Stage:
         Raises:
             ShardqError: If one does not.
         """
+        late = end((one.process for one in these), _STOP_S, self.clock)
         for one in these:
-            # Send one signal only: a second would cut the graceful end short.
-            if one.process.poll() is None:
-                one.process.send_signal(signal.SIGTERM)
-        for one in these:
-            try:
-                one.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired as error:
-                raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
+            if one.process in late:
+                raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.")
             self.check(one)
 
     def _play(self, name: str, module: str, job: str, out: Path, shift_s: float) -> Process:
@@ -172,13 +169,11 @@ class Stage:
         log = self.directory / f"{name}.log"
         with log.open("wb") as output:
             started_us = machine_us()
-            process = subprocess.Popen(  # noqa: S603 - this program itself
+            process = ChildProcess(
                 [sys.executable, "-m", *words],
                 env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
         return Process(name, out, log, process, started_us)
 
@@ -190,7 +185,7 @@ class Stage:
 
     def check(self, one: Process) -> None:
         """Raise `ShardqError` if a process ended with an error, other than by our kill."""
-        code = one.process.poll()
+        code = one.process.code
         # A process that is told to stop while it starts is ended by the signal.
         had_begun = one.out.exists() and one.out.stat().st_size > 0
         if code not in (None, 0, -signal.SIGKILL) and (had_begun or code != -signal.SIGTERM):
@@ -220,7 +215,7 @@ class Stage:
 
     def wait_for_producers(self) -> list[judge.Put]:
         """Wait until the producers have ended by themselves; returns their puts."""
-        while any(one.process.poll() is None for one in self.producers):
+        while not all(one.process.has_ended() for one in self.producers):
             self.sleep(_TICK_S)
         for one in self.producers:
             self.check(one)
@@ -249,7 +244,7 @@ class Stage:
         """
         if queue is not None:
             self.wait_until_empty(queue)
-        self.stop(*(one for one in self.consumers if one.process.returncode is None))
+        self.stop(*(one for one in self.consumers if one.process.code is None))
         return self.hand_outs()
 
     # Files ----------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from shardq.child import ChildProcess
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
@@ -22,7 +24,20 @@ _END_S = 30.0
 _POLL_S = 0.02
 
 
-class MemberProcess:
+class BenchChild(ChildProcess):
+    """A module that runs as a program: it reads stdin until its end, and answers on stdout."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__(
+            [sys.executable, "-m", *words],
+            # The child finds modules in the same places as this program.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+
+class MemberProcess(BenchChild):
     """A context manager around one child process.
 
     Args:
@@ -37,14 +52,7 @@ class MemberProcess:
     def __init__(self, job: BenchJob, clock: Clock, module: str = "shardq.bench.child") -> None:
         self._clock = clock
         self.started_us = clock.boot_us()
-        self._process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", module, job.to_json()],
-            # The child finds modules in the same places as this program.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__(module, job.to_json())
 
     def __enter__(self) -> MemberProcess:
         return self
@@ -88,8 +96,8 @@ class MemberProcess:
 
     def kill(self) -> None:
         """End the child as `kill -9` does."""
-        self._process.kill()
-        self._close()
+        super().kill()
+        self.process.communicate()
 
     def end(self) -> None:
         """Let the child stop gracefully.
@@ -97,57 +105,37 @@ class MemberProcess:
         Raises:
             ShardqError: If it fails, or does not end.
         """
-        if self._process.poll() is None and self._process.stdin is not None:
-            self._process.stdin.close()
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired as error:
-                self.kill()
-                raise ShardqError(f"a consumer did not end within {_END_S:.0f} s.") from error
-        code = self._process.returncode
-        self._close()
-        if code not in (0, -9):
-            raise ShardqError(f"a consumer ended with {code}; see what it logged.")
+        try:
+            self.process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            raise ShardqError(f"a consumer did not end within {_END_S:.0f} s.") from error
+        if self.code not in (0, -signal.SIGKILL):
+            raise ShardqError(f"a consumer {self.how_ended()}; see what it logged.")
 
     def _ask(self, command: str) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        try:
-            if stdin is None or stdout is None:
-                raise BrokenPipeError
-            stdin.write(command + "\n")
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = ""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        answer = b""
+        with suppress(BrokenPipeError):
+            if stdin is not None and stdout is not None:
+                stdin.write(f"{command}\n".encode())
+                stdin.flush()
+                answer = stdout.readline()
         if not answer:
             raise ShardqError("a consumer ended by itself; see what it logged.")
         report: dict[str, Any] = json.loads(answer)
         return report
-
-    def _close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None and not stream.closed:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue
-        self._process.wait()
 
 
 @contextmanager
 def sleeper() -> Iterator[list[int]]:
     """Let a process nap beside a measurement. At the end the list gets its naps' overshoots."""
     late_us: list[int] = []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardq.bench.sleeper"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = BenchChild("shardq.bench.sleeper")
     try:
         yield late_us
-        told, _ = process.communicate(timeout=_END_S)
+        told, _ = child.process.communicate(timeout=_END_S)
         late_us += json.loads(told)
     finally:
-        process.kill()
-        process.communicate()
+        child.kill()
+        child.process.communicate()

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import shardq
+from shardq.child import ChildProcess
 from shardq.cli import streams
 from shardq.cli.tails import Tail
 from shardq.errors import UsageError
@@ -105,8 +106,8 @@ class MessageProgram:
         self._left: set[Tail] = set()
         """The tails of ended commands that may have left a program running."""
         self._state = threading.Condition()
-        self._running: dict[subprocess.Popen[bytes], Message] = {}
-        self._cut: set[subprocess.Popen[bytes]] = set()
+        self._running: dict[ChildProcess, Message] = {}
+        self._cut: set[ChildProcess] = set()
         """The running commands that a stop has asked to end."""
         self._changes = 0
         """The number of starts and ends: while it changes, a command that cannot start waits."""
@@ -128,24 +129,24 @@ class MessageProgram:
             CannotStart: If it cannot be started.
             Snooze: If a stop has ended it.
         """
-        process, tail = self._start(message)
+        program, tail = self._start(message)
         try:
-            process.communicate(message.body)
+            program.process.communicate(message.body)
         finally:
             tail.ended()
             with self._state:
                 self._left.add(tail)
-                del self._running[process]
+                del self._running[program]
                 self._changes += 1
-                is_ended = process.returncode != 0 and process in self._cut
+                is_ended = program.code != 0 and program in self._cut
                 if is_ended:
                     # Kill the rest of its process group too, before its message is released.
-                    _signal(process, signal.SIGKILL)
+                    program.kill()
                     self.ended.append(message.id)
                 self._state.notify_all()
         if is_ended:
             raise shardq.Snooze("0s")
-        if code := process.returncode:
+        if code := program.code:
             why = f"exit code {code} of {self._words[0]}{_OF_A_SHELL.get(code, '')}"
             told = tail.end(ERROR_CHARS_MAX - len(why) - 2)
             raise CommandError(f"{why}: {told}" if told else why)
@@ -176,26 +177,26 @@ class MessageProgram:
         """Send SIGTERM, then SIGKILL. Call this with the state held; its waits release it."""
         self._ending = True
         self._stopping.set()
-        for process in self._running:
-            self._tell_to_end(process)
+        for program in self._running:
+            self._tell_to_end(program)
         self._state.wait_for(self._is_idle, grace_s)
-        for process in self._running:
-            _signal(process, signal.SIGKILL)
+        for program in self._running:
+            program.kill()
         self._state.wait_for(self._is_idle, grace_s)
 
-    def _tell_to_end(self, process: subprocess.Popen[bytes]) -> None:
-        self._cut.add(process)
-        _signal(process, signal.SIGTERM)
+    def _tell_to_end(self, program: ChildProcess) -> None:
+        self._cut.add(program)
+        program.signal_group(signal.SIGTERM)
 
     def _is_idle(self) -> bool:
         return not self._running
 
-    def _start(self, message: Message) -> tuple[subprocess.Popen[bytes], Tail]:
+    def _start(self, message: Message) -> tuple[ChildProcess, Tail]:
         own = _environment(message)
         tries, changes = 0, self._changes
         while not self._ending:
             try:
-                process, tail = self._open(own)
+                program, tail = self._open(own)
             except OSError as error:
                 tries = 0 if self._running or changes != self._changes else tries + 1
                 changes = self._changes
@@ -203,29 +204,25 @@ class MessageProgram:
             else:
                 with self._state:
                     self._changes += 1
-                    self._running[process] = message
+                    self._running[program] = message
                     if self._ending:
-                        self._tell_to_end(process)
-                return process, tail
+                        self._tell_to_end(program)
+                return program, tail
             if self._stopping.wait(_AGAIN_S):
                 break
         raise shardq.Snooze("0s")
 
-    def _open(self, own: dict[bytes, bytes]) -> tuple[subprocess.Popen[bytes], Tail]:
+    def _open(self, own: dict[bytes, bytes]) -> tuple[ChildProcess, Tail]:
         with self._state:
             self._left = {one for one in self._left if one.is_open}
             tail = Tail(has_pipe=len(self._left) < _LEFT_MAX)
         try:
-            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-                self._words,
-                stdin=subprocess.PIPE,
-                stderr=tail.given,
-                env=os.environb | own,
-                process_group=0,
+            program = ChildProcess(
+                self._words, stdin=subprocess.PIPE, stderr=tail.given, env=os.environb | own
             )
         finally:
             tail.begun()
-        return process, tail
+        return program, tail
 
     def _refuse(self, error: OSError, own: dict[bytes, bytes], *, is_lasting: bool) -> None:
         """Return if the start is to be repeated; print a note the first time.
@@ -247,12 +244,6 @@ class MessageProgram:
             is_first, self._has_said = not self._has_said, True
         if is_first:
             streams.note(f"--exec: {why}. It is tried again every 500ms.")
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to all processes of a command, unless they have ended."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
 
 
 def _environment(message: Message) -> dict[bytes, bytes]:

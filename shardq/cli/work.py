@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq import consumer
+from shardq.child import handled
 from shardq.cli import logs, options, probes, screen, streams, supervised
 from shardq.cli.exits import Exit
 from shardq.cli.joblines import JobLines
@@ -255,11 +256,8 @@ def _heeding() -> Iterator[_Early]:
     if os.getpid() != _INIT:
         yield early
         return
-    before = signal.signal(signal.SIGTERM, early.catch)
-    try:
+    with handled({signal.SIGTERM: early.catch}):
         yield early
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _work(

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardq.child import ChildProcess, ProcessById, end
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, NodeError
 from shardq.model.times import span
@@ -48,7 +47,7 @@ _NODETOOL_S = 120
 _DAEMON = "org.apache.cassandra.service.CassandraDaemon"
 _NODETOOL = "org.apache.cassandra.tools.NodeTool"
 
-_children: dict[tuple[Path, int], subprocess.Popen[bytes]] = {}
+_children: dict[tuple[Path, int], ChildProcess] = {}
 """Nodes that this process has started. It must reap them, because zombies would stay otherwise."""
 
 
@@ -315,20 +314,21 @@ def _spawn(there: NodeSet, node: Node) -> int:
     directory = there.directory_of(node)
     with (directory / "stdout.log").open("wb") as output:
         try:
-            # Start the node in a session of its own, so that a Ctrl-C in the terminal does not end
-            # it.
-            process = subprocess.Popen(
-                [str(there.java), f"@{directory / 'node.args'}", _DAEMON],
+            child = ChildProcess(
+                [str(there.java), *_words_of(directory)],
                 cwd=directory,
-                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
         except OSError as error:
             raise NodeError(f"{there.java} could not be run: {error}.") from error
-    _children[directory, process.pid] = process
-    return process.pid
+    _children[directory, child.pid] = child
+    return child.pid
+
+
+def _words_of(directory: Path) -> tuple[str, str]:
+    """The words of a node's command, by which its process is recognized."""
+    return f"@{directory / 'node.args'}", _DAEMON
 
 
 def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
@@ -412,65 +412,27 @@ def _answers(there: NodeSet, node: Node) -> bool:
 
 def _lives(there: NodeSet, node: Node) -> bool:
     """True if a node's process runs and is really that node."""
-    if node.pid is None:
-        return False
-    directory = there.directory_of(node)
-    child = _children.get((directory, node.pid))
-    if child is not None:
-        # Ask the child itself: Linux shows an empty command line for a moment as a process starts
-        # or ends.
-        return child.poll() is None
-    command = _command_of(node.pid)
-    return _DAEMON in command and f"@{directory}{os.sep}" in command
+    return node.pid is not None and not _process_of(there, node).has_ended()
 
 
-def _command_of(pid: int) -> str:
-    """A process's command line; empty if there is no such process, or only its zombie."""
-    if Path("/proc/self/cmdline").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, UnicodeDecodeError):
-            return ""
-    shown = subprocess.run(
-        ["ps", "-ww", "-o", "command=", "-p", str(pid)],  # noqa: S607 - wherever the system has it
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return shown.stdout
+def _process_of(there: NodeSet, node: Node) -> ProcessById:
+    directory, pid = there.directory_of(node), node.pid or 0
+    # Ask a child itself: Linux shows an empty command line for a moment as a process starts or
+    # ends.
+    own = _children.get((directory, pid))
+    return own or ProcessById(pid, " ".join(_words_of(directory)))
 
 
 def _end(there: NodeSet, nodes: Sequence[Node], *, hard: bool, clock: Clock) -> tuple[int, ...]:
     """End nodes, all at once; returns the pids of those that ran."""
-    running = [node for node in nodes if _lives(there, node)]
-    ended = tuple(node.pid for node in running if node.pid is not None)
-    if not hard:
-        running = _signalled(there, running, signal.SIGTERM, _STOP_S, clock)
-    running = _signalled(there, running, signal.SIGKILL, _KILL_S, clock)
-    if running:
+    running = [_process_of(there, node) for node in nodes if _lives(there, node)]
+    late = running if hard else end(running, _STOP_S, clock)
+    if late := end(late, _KILL_S, clock, hard=True):
         raise NodeError(
-            f"process {running[0].pid} of node {running[0].number} in {there.directory} does not "
-            f"end, though it was killed; look at it by hand."
+            f"process {late[0].pid} of a node in {there.directory} does not end, though it was "
+            f"killed; look at it by hand."
         )
-    return ended
-
-
-def _signalled(
-    there: NodeSet, nodes: Sequence[Node], number: signal.Signals, bound_s: int, clock: Clock
-) -> list[Node]:
-    """Send a signal and wait; returns the nodes that still live."""
-    for node in nodes:
-        if node.pid is not None and _lives(there, node):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(node.pid, number)
-                # Wake the process, because a frozen one would not handle SIGTERM.
-                os.kill(node.pid, signal.SIGCONT)
-    deadline_us = clock.boot_us() + bound_s * 1_000_000
-    living = [node for node in nodes if _lives(there, node)]
-    while living and clock.boot_us() < deadline_us:
-        clock.sleep(_POLL_S)
-        living = [node for node in living if _lives(there, node)]
-    return living
+    return tuple(one.pid for one in running)
 
 
 # The directory -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import ssl
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from shardq.child import handled
 from shardq.clock import pause
 from shardq.errors import MissingExtra, UsageError
 
@@ -131,12 +132,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals meanwhile. Unlike uvicorn's, it does not raise them again afterwards."""
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
-        try:
+        with handled(dict.fromkeys(_SIGNALS, self.handle_exit)):
             yield
-        finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
 
 
 def run(server: Server, sockets: Sequence[socket.socket]) -> None:

@@ -21,7 +21,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardq.child import ChildProcess, handled, resident_bytes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.model.times import span
@@ -294,7 +294,7 @@ class Supervisor:
                 child.kill()
                 self._outcome = self._outcome._replace(killed=self._outcome.killed + 1)
                 self._report(
-                    f"process {child.number} still worked when its time to end was over, and was "
+                    f"process {child.pid} still worked when its time to end was over, and was "
                     f"killed; its jobs are delivered again."
                 )
 
@@ -312,7 +312,7 @@ class Supervisor:
                 slot.child = None
                 if not self._is_stopping:
                     self._ended(slot, child)
-        _reap_strangers({child.number for child in self._children})
+        _reap_strangers({child.pid for child in self._children})
 
     def _ended(self, slot: _ProcessSlot, child: _Child) -> None:
         """Handle the end of a process that was not asked to end."""
@@ -406,7 +406,7 @@ class Supervisor:
             if word == line.READY:
                 self._began(child)
             elif word == line.OVERRUN and self._replace(child):
-                self._report(f"process {child.number}: {rest[0]}; another takes its place.")
+                self._report(f"process {child.pid}: {rest[0]}; another takes its place.")
             elif word == line.FAILED:
                 child.error = (rest[0], rest[1])
                 self._let_end(child)
@@ -435,7 +435,7 @@ class Supervisor:
         if self._memory_bytes is None or self._is_measured:
             return
         self._is_measured = True
-        has = resident_bytes(child.number)
+        has = resident_bytes(child.pid)
         if has is not None and has > self._memory_bytes:
             self._error = UsageError(
                 f"a process has {_mb(has)} before it does anything, more than --memory "
@@ -469,10 +469,10 @@ class Supervisor:
         for child in self._children:
             if child.ready_us is None or self._now_us() - child.ready_us < _SETTLED_US:
                 continue
-            has = resident_bytes(child.number)
+            has = resident_bytes(child.pid)
             if has is not None and has > (self._memory_bytes or has) and self._replace(child):
                 self._report(
-                    f"process {child.number} has grown to {_mb(has)}; another takes its place."
+                    f"process {child.pid} has grown to {_mb(has)}; another takes its place."
                 )
 
     def _ask_counts(self) -> None:
@@ -485,7 +485,7 @@ class Supervisor:
             if is_slow and not child.is_told_slow and child.kill_us is None:
                 child.is_told_slow = True
                 self._report(
-                    f"process {child.number} is not ready after {span(_BEGIN_US / 1_000)}: its "
+                    f"process {child.pid} is not ready after {span(_BEGIN_US / 1_000)}: its "
                     f"app is still imported, or its store opened."
                 )
             if child.unanswered < _UNANSWERED_MAX:
@@ -493,7 +493,7 @@ class Supervisor:
             elif not child.is_killed:
                 child.kill()
                 self._report(
-                    f"process {child.number} answered nothing for a minute and was killed: "
+                    f"process {child.pid} answered nothing for a minute and was killed: "
                     f"something holds its interpreter, such as a regular expression."
                 )
 
@@ -528,7 +528,7 @@ class _ProcessSlot:
     failed_starts: int = 0
 
 
-class _Child:
+class _Child(ChildProcess):
     """A process, and the supervisor's end of the line to it.
 
     Args:
@@ -539,7 +539,6 @@ class _Child:
         sockets: The sockets that it inherits.
 
     Attributes:
-        number: Its process id.
         socket: The line.
         started_us: The time of its start.
         ready_us: The time since which it works; None: not yet.
@@ -548,7 +547,6 @@ class _Child:
         is_done: True if it has reported that nothing is left to do.
         error: The reported reason of its end: an exit code and a sentence.
         kill_us: When it is killed if it has not ended; None: it was not asked to end.
-        is_killed: True if it was killed.
         unanswered: How many questions in a row it has not answered.
         answers: Question -> the number of answers, and the last answer.
 
@@ -571,19 +569,16 @@ class _Child:
         if numbers:
             kept[line.SOCKETS_VARIABLE] = ",".join(map(str, numbers))
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the command that this process was given
+            super().__init__(
                 command,
-                stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *numbers),
                 env=os.environ | kept | {line.VARIABLE: str(theirs.fileno())},
-                process_group=0,
             )
         except OSError:
             self.socket.close()
             raise
         finally:
             theirs.close()
-        self.number = self._process.pid
         self.started_us = started_us
         self.ready_us: int | None = None
         self.is_told_slow = False
@@ -591,15 +586,9 @@ class _Child:
         self.is_done = False
         self.error: tuple[int, str] | None = None
         self.kill_us: int | None = None
-        self.is_killed = False
         self.unanswered = 0
         self.answers: dict[bytes, tuple[int, Any]] = {}
         self._heard = b""
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._process.returncode
 
     @property
     def counted(self) -> Counted:
@@ -609,28 +598,14 @@ class _Child:
 
     def has_ended(self) -> bool:
         """True if it has ended; then the rest of its process group is killed too."""
-        if self._process.poll() is None:
-            return False
-        # A group's number is not reused while the group has a member, so this hits no other group.
-        self._signal_group(signal.SIGKILL)
-        return True
+        if super().has_ended():
+            self.kill()
+            return True
+        return False
 
     def close(self) -> None:
         """Close the line."""
         self.socket.close()
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill the process, and all of its process group."""
-        self.is_killed = True
-        self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.number, number)
 
     def ask(self) -> None:
         """Ask whether it lives."""
@@ -661,24 +636,8 @@ class _Child:
         """The reason of its end, as text."""
         if self.error is not None:
             return self.error[1].removesuffix(".")
-        code = self.code or 0
-        if self.is_killed:
-            how = "was killed"
-        elif code >= 0:
-            how = f"exited with {code}"
-        else:
-            how = f"was ended by {_signal_name(-code)}"
-            if code == -signal.SIGKILL:
-                how += " (out of memory, where nobody killed it)"
         before = " before it was ready" if self.ready_us is None else ""
-        return f"process {self.number} {how}{before}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        return f"process {self.pid} {self.how_ended()}{before}"
 
 
 def _reap_strangers(own: set[int]) -> None:
@@ -694,25 +653,6 @@ def _reap_strangers(own: set[int]) -> None:
             if one.si_pid in own:
                 return
             os.waitpid(one.si_pid, 0)
-
-
-def resident_bytes(process: int) -> int | None:
-    """The resident memory of a process; None if it has ended, or the system does not report it.
-
-    Args:
-        process: Its id.
-    """
-    if sys.platform == "linux":
-        try:
-            with open(f"/proc/{process}/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):
-            return None
-    told = subprocess.run(  # noqa: S603 - a program of the system's, and a number
-        ["/bin/ps", "-o", "rss=", "-p", str(process)], capture_output=True, check=False
-    )
-    text = told.stdout.strip()
-    return int(text) * 1_024 if text.isdigit() else None
 
 
 def _mb(count: int) -> str:
@@ -752,13 +692,10 @@ def _woken(
     handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handlers[signal.SIGHUP] = hang_up
-    with reader, writer:
+    with reader, writer, handled(handlers):
         selector.register(reader, selectors.EVENT_READ, partial(reader.recv, _READ_BYTES))
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         woken = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(woken)
-            for number, handler in before.items():
-                signal.signal(number, handler)

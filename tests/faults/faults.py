@@ -452,7 +452,7 @@ def a_producer_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> 
 
 def living(processes: Iterable[Process], kind: str) -> list[Process]:
     """The processes of a kind that have not ended."""
-    return [one for one in processes if one.process.poll() is None and one.name.startswith(kind)]
+    return [one for one in processes if not one.process.has_ended() and one.name.startswith(kind)]
 
 
 def writes_time_out(play: Play, nodes: Nodes, chance: random.Random) -> None:
