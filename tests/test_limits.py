@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from worlds import on_each_store
 
 from shardq import Consumer, Limited, Message, Retry
 from shardq.errors import BadSetting, StoreCorrupt
@@ -20,6 +21,8 @@ from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from worlds import World
 
     from shardq import Queue
     from shardq.engine.storing.ending import Ending
@@ -726,6 +729,15 @@ def test_what_finds_no_room_in_its_tolerance_is_due_at_its_end(stage: Stage) -> 
     late_ms = Counter(message._row.due_ms - due_ms(due) for message in queue.peek(100))
     assert late_ms[90_000] >= 20
     assert max(late_ms) == 90_000
+
+
+@on_each_store
+def test_a_budget_holds_for_dues_of_a_far_year(world: World) -> None:
+    queue = world.connect().queue(world.queue_name(), limits={"budget": "10/m"})
+    items = ({"body": "x", "due": "2099-01-01T09:00:00Z", "spread": "2m"} for _ in range(25))
+    queue.put_many(items)
+    minutes = Counter(f"{message.due:%Y %H:%M}" for message in queue.peek(30))
+    assert minutes == {"2099 09:00": 10, "2099 09:01": 10, "2099 09:02": 5}
 
 
 def test_without_a_budget_a_spread_is_at_random(stage: Stage) -> None:

@@ -29,6 +29,9 @@ _TRIES = 20
 _BLOCKS_MAX: Final = 1_000
 _KEPT_MS: Final = 3_600_000
 """How long the count of a stretch is kept after its end."""
+_TTL_MS_MAX: Final = 5 * 365 * 86_400_000
+"""The longest that a count is kept after the last put: Cassandra keeps nothing beyond 2038, unless
+its files are of 5.0's own format."""
 
 
 class Budget:
@@ -112,7 +115,7 @@ class Budget:
                 (name,),
                 {"shares": seen},
                 {"shares": f"{end}"},
-                ttl_ms=max(left_ms, 0) + _KEPT_MS,
+                ttl_ms=min(max(left_ms, 0) + _KEPT_MS, _TTL_MS_MAX),
             )
             refused = self._store.write_records(LIMITS, [change])
             if not refused:
