@@ -406,6 +406,24 @@ def test_a_paused_group_is_held_back_and_no_other_until_it_is_resumed(stage: Sta
     assert seen.texts[5:] == [f"a{number}" for number in range(5)]
 
 
+def test_sweeps_look_for_nothing_behind_the_rows_of_a_group_that_is_held_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    put(queue, "a", 3_000)
+    queue.pause(group="a")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    before = stage._store.counters["reads:groups"]
+    stage.drive(consumer, seconds=90)
+    assert stage._store.counters["reads:groups"] == before
+    put(queue, "b", 1)
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["b0"]
+    queue.resume(group="a")
+    stage.drain(queue, consumer)
+    assert seen.texts[1:] == [f"a{number}" for number in range(3_000)]
+
+
 def test_a_group_that_is_paused_while_it_is_delivered_stops(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"rate": "10/s"})
     put(queue, "a", 200)

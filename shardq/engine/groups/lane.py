@@ -267,6 +267,16 @@ class GroupLane:
             for head, waits in group.heads.items()
         )
 
+    @property
+    def has_left(self) -> bool:
+        """True if rows of any group were left in the store."""
+        return any(group.after is not None for group in self.groups.values())
+
+    def is_left(self, row: Row) -> bool:
+        """True if a row comes after the first row that its group left in the store."""
+        group = self.groups.get(row.group or "")
+        return group is not None and group.after is not None and place_of(row) > group.after
+
     def keep(self, name: str, place: Place, room: int) -> bool:
         """Decide whether a row of a group is kept in memory; the first row of a group is."""
         return self.group(name).keep(place, room)

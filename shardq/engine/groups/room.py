@@ -249,6 +249,24 @@ class GroupLanes(Part):
                     places.append(place)
             return self._take_in(mine, kept, places)
 
+    def without_left(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Drop rows behind rows that their groups left in the store: these are reread first.
+
+        Rows of sealed minutes stay: a minute may have to be listed.
+        """
+        lanes = self._memory.lanes
+        with self._lock:
+            if not any(mine.has_left for mine in self._lanes.values()):
+                return rows
+            return [
+                row
+                for row in rows
+                if row.is_note
+                or (mine := self._lanes.get(row.shard.lane)) is None
+                or row.shard.minute <= lanes[row.shard.lane].sealed
+                or not mine.is_left(row)
+            ]
+
     def _take_in(
         self, mine: GroupLane, rows: Sequence[Row], places: Iterable[Place]
     ) -> list[Delivery]:

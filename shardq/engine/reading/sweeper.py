@@ -319,11 +319,11 @@ class Sweeper(Part):
         rows = self._sweep_minute([lane], minute, "sweep seal", slices).rows
         return not rows or (lane.of_groups and self._groups.pass_by(lane.number, minute))
 
-    def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
+    def _with_missed(self, rows: Sequence[Row], after_ms: int, until_ms: int) -> Sequence[Row]:
         """Add to new rows of groups the earlier rows that were stored with them."""
         known = self._memory.known
         if any(row.group is not None and row.id not in known for row in rows):
-            return self._reader.with_missed(rows, after_ms, until_ms)
+            return self._reader.with_missed(list(rows), after_ms, until_ms)
         return rows
 
     def _sweep_minute(
@@ -368,7 +368,8 @@ class Sweeper(Part):
                     if len(met) < len(page):
                         read = {row.id for row in met}
                         left.update(row.shard.lane for row in page if row.id not in read)
-                    left.update(self._intake.accept(self._with_missed(met, after_ms, stop_ms)))
+                    new = self._with_missed(self._groups.without_left(met), after_ms, stop_ms)
+                    left.update(self._intake.accept(new))
             except (StoreUnavailable, StoreTimeout):
                 # The step does its other work before the next try, which reads fewer rows at once.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
