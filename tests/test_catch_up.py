@@ -24,6 +24,32 @@ def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stag
     assert stage._store.counters["rows_read:catch-up"] == 2_000
 
 
+@pytest.mark.parametrize("places", [1, 10])
+def test_rows_just_put_are_read_twice_only_if_their_groups_are_in_order(
+    stage: Stage, places: int
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": places})
+    queue.put_many({"body": "x", "group": f"g{n % 100}"} for n in range(5_000))
+    stage.clock.advance(0.1)
+    consumer, seen = reading(stage, queue)
+    stage.drain(queue, consumer, within="5s")
+    assert len(seen) == 5_000
+    assert (stage._store.counters["rows_read:groups"] > 4_000) == (places == 1)
+
+
+def test_rows_of_many_shards_that_are_leased_at_once_are_reread_by_one_read(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=8)
+    consumer, seen = reading(stage, queue, prefetch=4_000)
+    queue.put_many("x" for _ in range(1_000))
+    stage.drain(queue, consumer)
+    stage.clock.advance(120)
+    queue.put_many("x" for _ in range(4_000))
+    before = stage._store.counters["reads:leased"]
+    stage.drain(queue, consumer, within="5s")
+    assert len(seen) == 5_000
+    assert stage._store.counters["reads:leased"] - before == 1
+
+
 def test_a_slow_catch_up_lets_go_of_the_step_before_claims_lapse(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for minute in range(20):

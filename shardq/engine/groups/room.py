@@ -471,6 +471,13 @@ class GroupLanes(Part):
                 mine.limit(self._limits, self._clock.boot_us())
         self._is_hungry = True
 
+    def keeps_order(self, row: Row) -> bool:
+        """True if the messages of a row's group are delivered in order."""
+        _, group = self._group_of(row)
+        if group is None:
+            return self._limits.of(row.group or "").places == 1
+        return group.is_ordered
+
     def _group_of(self, row: Row) -> tuple[GroupLane | None, Group | None]:
         mine = self._lanes.get(row.shard.lane)
         return mine, None if mine is None else mine.groups.get(row.group or "")

@@ -239,20 +239,26 @@ class Reader(Part):
         return max(self._ahead_next_us - self._clock.boot_us(), 0) / 1e6
 
     def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
-        """Add to rows of groups earlier rows, stored after the poll that passed their due.
+        """Add to rows of groups in order earlier rows, stored after the poll that passed their due.
 
         A sweep would find the earlier rows too, but perhaps only after a later row has been handed
         out. The read goes back beyond the lane's last reread, not only beyond its last poll: polls
         find no late rows, and there may have been many slow polls since.
         """
-        grouped = {
-            row.shard.lane: lane
-            for row in rows
+        grouped: dict[int, Lane] = {}
+        unordered: set[str | None] = set()
+        known, held = self._memory.known, self._memory.lanes
+        for row in rows:
+            number = row.shard.lane
+            if number in grouped or row.group in unordered or row.id in known:
+                continue
             # The lane may have been released while the rows were read.
-            if (lane := self._memory.lanes.get(row.shard.lane)) is not None
-            and lane.of_groups
-            and row.id not in self._memory.known
-        }
+            if (lane := held.get(number)) is None or not lane.of_groups:
+                continue
+            if self._groups.keeps_order(row):
+                grouped[number] = lane
+            else:
+                unordered.add(row.group)
         if not grouped:
             return rows
         lanes = [grouped[number] for number in sorted(grouped)]
