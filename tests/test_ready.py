@@ -194,6 +194,17 @@ def test_threads_that_wait_get_every_row_once_and_end_when_stopped() -> None:
     assert len({one.row.id for one in got}) == 200
 
 
+def test_rows_are_not_counted_while_a_thread_takes_one() -> None:
+    _clock, ready, _rows = make()
+    counting = threading.Thread(target=len, args=(ready,), daemon=True)
+    with ready.waiters.lock:
+        counting.start()
+        counting.join(0.1)
+        assert counting.is_alive()
+    counting.join(WAIT_S)
+    assert not counting.is_alive()
+
+
 def test_an_earlier_row_that_arrives_later_wakes_the_one_who_waits() -> None:
     clock = ManualClock(threaded=True)
     ready, rows = Ready(clock, 3), Rows(clock)

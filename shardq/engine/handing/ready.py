@@ -252,7 +252,8 @@ class Ready:
             return sorted(removed, key=lambda one: (one.row.due_ms, order_key(one.row.id)))
 
     def __len__(self) -> int:
-        return len(self._future) + sum(map(len, self._due)) + len(self._turns)
+        with self._lock:
+            return len(self._future) + sum(map(len, self._due)) + len(self._turns)
 
     def next_due_ms(self) -> int | None:
         """The due of the first row that can be taken at its due; None if there is no such row.
