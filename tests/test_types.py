@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardq
+from shardq import aio
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -41,3 +42,18 @@ def test_a_setting_of_a_wrong_type_is_found(db: shardq.Connection) -> None:
 def test_a_name_that_shardq_does_not_export_is_found() -> None:
     with pytest.raises(AttributeError, match="Qeue"):
         shardq.Qeue  # type: ignore[attr-defined] # noqa: B018
+
+
+async def test_calls_from_asyncio_have_the_overloads_of_the_calls_that_they_make() -> None:
+    with Stage() as stage:
+        async with aio.connect(stage.connect()) as db:
+            queue = db.queue("mail")
+            await queue.limit(task="send", running=1)
+            with pytest.raises(shardq.errors.BadSetting):
+                await queue.limit(task="send", places=1)  # type: ignore[call-overload]
+            message = await queue.put("a")
+            await queue.ack(*await queue.receive())
+            answers: list[shardq.errors.ReceiptError | None] = await queue.ack(
+                message, partial=True
+            )
+    assert len(answers) == 1

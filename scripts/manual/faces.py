@@ -9,7 +9,7 @@ import griffe
 
 
 class Signatures(griffe.Extension):
-    """Gives each function that `threaded` decorates the parameters that it has at run time."""
+    """Gives each declared call the parameters and overloads that it has at run time."""
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         # The Spark package has no asyncio calls.
@@ -22,13 +22,20 @@ class Signatures(griffe.Extension):
 
 def _sign(call: Any, package: Any) -> None:
     for decorator in call.decorators:
-        if decorator.callable_path != "shardq.aio.threaded.threaded":
+        if decorator.callable_path != "shardq.aio.threaded.declared":
             continue
-        threaded, *options = decorator.value.arguments
-        method = package[threaded.canonical_path.removeprefix(f"{package.name}.")]
+        (made,) = decorator.value.arguments
+        if isinstance(made, griffe.ExprName):
+            # A call with overloads is made on the module's top level.
+            made = call.module[made.name].value
+        method = package[made.arguments[0].canonical_path.removeprefix(f"{package.name}.")]
+        call.labels.add("async")
+        if call.overloads:
+            # Written in `aio`, because a parameter is a face.
+            continue
         call.parameters, call.returns = method.parameters, method.returns
-        if any(option.name == "face" for option in options):
+        call.overloads = method.overloads
+        if made.function.name == "faced":
             # The call returns the asyncio class of the same name.
             returned = ast.parse(str(method.returns), mode="eval").body
             call.returns = griffe.get_annotation(returned, parent=package["aio"])
-        call.labels.add("async")

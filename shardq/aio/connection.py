@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Unpack
 
 import shardq.connection as sync
 from shardq.aio.queue import Queue
-from shardq.aio.threaded import Face, threaded
+from shardq.aio.threaded import Face, declared, threaded
 from shardq.aio.threads import THREADS, Threads
 from shardq.errors import UsageError
 from shardq.model import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from types import TracebackType
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
@@ -79,12 +78,7 @@ class Connection(Face[sync.Connection]):
     async def __aenter__(self) -> Connection:
         return await self._open()
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -111,7 +105,7 @@ class Connection(Face[sync.Connection]):
             lambda: self._opened().queue(name, create=create, **settings),
         )
 
-    @threaded(sync.Connection.queues)
+    @declared(threaded(sync.Connection.queues))
     def queues(self) -> None:
         """The names of all queues, as `shardq.Connection.queues`."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shardq.aio.feed import fed
 from shardq.aio.schedules import Schedules, schedule_face
-from shardq.aio.threaded import Face, overloaded, threaded
+from shardq.aio.threaded import Face, declared, faced, lengthy, threaded
 from shardq.engine.handing.caller import ReceiveCall
 from shardq.model.names import dead_queue
 from shardq.queue import Queue as SyncQueue
@@ -33,6 +33,18 @@ _RECORDS_FIRST, _RECORDS = 10, 1_000
 _PATIENT_MS = 2_000
 """A `receive` that waits at least this long starts no read of its own, but waits for shared
 ones."""
+
+
+# Calls with overloads have names: mypy loses the overloads of a call within a call.
+_ack = threaded(SyncQueue.ack)
+_retry = threaded(SyncQueue.retry)
+_snooze = threaded(SyncQueue.snooze)
+_extend = threaded(SyncQueue.extend)
+_bury = threaded(SyncQueue.bury)
+_cancel = threaded(SyncQueue.cancel)
+_move = threaded(SyncQueue.move)
+_limit = threaded(SyncQueue.limit)
+_forward: Any = lengthy(SyncQueue.forward, lambda delivery=None, *_, **__: delivery is None)
 
 
 class Queue(Face[SyncQueue]):
@@ -74,7 +86,7 @@ class Queue(Face[SyncQueue]):
 
     # Putting --------------------------------------------------------------------------------------
 
-    @threaded(SyncQueue.put)
+    @declared(threaded(SyncQueue.put))
     def put(self) -> None:
         """Put one message, as `shardq.Queue.put`; when this returns, the store has it."""
 
@@ -158,79 +170,24 @@ class Queue(Face[SyncQueue]):
             raise
         return caller.answer()
 
-    @overload
-    async def ack(
-        self,
-        *deliveries: Message | str,
-        partial: Literal[False] = False,
-        redelivered: bool = False,
-    ) -> None: ...
-    @overload
-    async def ack(
-        self, *deliveries: Message | str, partial: Literal[True], redelivered: bool = False
-    ) -> list[ReceiptError | None]: ...
-    @overload
-    async def ack(
-        self, *deliveries: Message | str, partial: bool, redelivered: bool = False
-    ) -> list[ReceiptError | None] | None: ...
-    @overloaded(SyncQueue.ack)
-    async def ack(self, *given: Any, **options: Any) -> Any:
+    @declared(_ack)
+    def ack(self) -> None:
         """End deliveries as done, as `shardq.Queue.ack`."""
 
-    @overload
-    async def retry(
-        self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
-    ) -> None: ...
-    @overload
-    async def retry(
-        self,
-        delivery: Several,
-        delay: Duration | None = None,
-        *,
-        reason: str = "",
-        partial: Literal[True],
-    ) -> list[ReceiptError | None]: ...
-    @overloaded(SyncQueue.retry)
-    async def retry(self, *given: Any, **options: Any) -> Any:
+    @declared(_retry)
+    def retry(self) -> None:
         """End a delivery as failed, as `shardq.Queue.retry`."""
 
-    @overload
-    async def snooze(
-        self, delivery: Message | str, delay: Duration, *, limited: bool = False
-    ) -> None: ...
-    @overload
-    async def snooze(
-        self, delivery: Several, delay: Duration, *, limited: bool = False, partial: Literal[True]
-    ) -> list[ReceiptError | None]: ...
-    @overloaded(SyncQueue.snooze)
-    async def snooze(self, *given: Any, **options: Any) -> Any:
+    @declared(_snooze)
+    def snooze(self) -> None:
         """Deliver a message again later, as `shardq.Queue.snooze`."""
 
-    @overload
-    async def extend(
-        self, delivery: Message | str, visibility: Duration = "30s", *, redelivered: bool = False
-    ) -> str: ...
-    @overload
-    async def extend(
-        self,
-        delivery: Several,
-        visibility: Duration = "30s",
-        *,
-        partial: Literal[True],
-        redelivered: bool = False,
-    ) -> list[str | ReceiptError]: ...
-    @overloaded(SyncQueue.extend)
-    async def extend(self, *given: Any, **options: Any) -> Any:
+    @declared(_extend)
+    def extend(self) -> None:
         """Keep a received message for longer, as `shardq.Queue.extend`."""
 
-    @overload
-    async def bury(self, delivery: Message | str, reason: str = "buried") -> None: ...
-    @overload
-    async def bury(
-        self, delivery: Several, reason: str = "buried", *, partial: Literal[True]
-    ) -> list[ReceiptError | None]: ...
-    @overloaded(SyncQueue.bury)
-    async def bury(self, *given: Any, **options: Any) -> Any:
+    @declared(_bury)
+    def bury(self) -> None:
         """Move a message to the dead-letter queue, as `shardq.Queue.bury`."""
 
     @overload
@@ -249,46 +206,25 @@ class Queue(Face[SyncQueue]):
         limit: int,
         where: Callable[[Message], bool] | None = None,
     ) -> int: ...
-    @overloaded(SyncQueue.forward, is_long=lambda delivery=None, *_, **__: delivery is None)
+    @declared(_forward)
     async def forward(self, *given: Any, **options: Any) -> Any:
         """Move messages into another queue, as `shardq.Queue.forward`."""
 
     # By key ---------------------------------------------------------------------------------------
 
-    @overload
-    async def cancel(self, delivery: Message | str) -> bool: ...
-    @overload
-    async def cancel(self, *, key: str) -> Answer: ...
-    @overload
-    async def cancel(
-        self, *, keys: Iterable[str] | None = None, ids: Iterable[str] | None = None
-    ) -> dict[str, Answer]: ...
-    @overloaded(SyncQueue.cancel)
-    async def cancel(self, *given: Any, **options: Any) -> Any:
+    @declared(_cancel)
+    def cancel(self) -> None:
         """Remove messages that have not been delivered, as `shardq.Queue.cancel`."""
 
-    @threaded(SyncQueue.get)
+    @declared(threaded(SyncQueue.get))
     def get(self) -> None:
         """The message that has a key, as `shardq.Queue.get`."""
 
-    @overload
-    async def move(
-        self, key: str, *, due: Due | None = None, delay: Duration | None = None
-    ) -> Answer: ...
-    @overload
-    async def move(
-        self,
-        *,
-        keys: Iterable[str] | None = None,
-        ids: Iterable[str] | None = None,
-        due: Due | None = None,
-        delay: Duration | None = None,
-    ) -> dict[str, Answer]: ...
-    @overloaded(SyncQueue.move)
-    async def move(self, *given: Any, **options: Any) -> Any:
+    @declared(_move)
+    def move(self) -> None:
         """Give waiting messages another due, as `shardq.Queue.move`."""
 
-    @threaded(SyncQueue.edit)
+    @declared(threaded(SyncQueue.edit))
     def edit(self) -> None:
         """Change a waiting message, as `shardq.Queue.edit`."""
 
@@ -299,42 +235,42 @@ class Queue(Face[SyncQueue]):
         """The queue's schedules, by name."""
         return Schedules(lambda: self._opened().schedules, self._threads)
 
-    @threaded(SyncQueue.every, face=schedule_face)
+    @declared(faced(SyncQueue.every, schedule_face))
     def every(self) -> None:
         """Put a message repeatedly, after an interval, as `shardq.Queue.every`."""
 
-    @threaded(SyncQueue.cron, face=schedule_face)
+    @declared(faced(SyncQueue.cron, schedule_face))
     def cron(self) -> None:
         """Put a message at times of the wall clock, as `shardq.Queue.cron`."""
 
-    @threaded(SyncQueue.schedule, face=schedule_face)
+    @declared(faced(SyncQueue.schedule, schedule_face))
     def schedule(self) -> None:
         """Put a message whenever a trigger fires, as `shardq.Queue.schedule`."""
 
     # Inspecting -----------------------------------------------------------------------------------
 
-    @threaded(SyncQueue.peek)
+    @declared(threaded(SyncQueue.peek))
     def peek(self) -> None:
         """The messages that are due first, as `shardq.Queue.peek`."""
 
-    @threaded(SyncQueue.find)
+    @declared(threaded(SyncQueue.find))
     def find(self) -> None:
         """A message and where it is, as `shardq.Queue.find`."""
 
-    @threaded(SyncQueue.state_of)
+    @declared(threaded(SyncQueue.state_of))
     def state_of(self) -> None:
         """The state of a message, as `shardq.Queue.state_of`."""
 
-    @threaded(SyncQueue.depth, is_long=lambda *_, exact=False, **__: exact)
+    @declared(lengthy(SyncQueue.depth, lambda *_, exact=False, **__: exact))
     def depth(self) -> None:
         """The number of messages, as `shardq.Queue.depth`."""
 
     # The call is long, because a cron in seconds has 86,400 fire times a day of 0.1 ms each.
-    @threaded(SyncQueue.forecast, is_long=True)
+    @declared(lengthy(SyncQueue.forecast))
     def forecast(self) -> None:
         """Messages due in each of the coming minutes, as `shardq.Queue.forecast`."""
 
-    @threaded(SyncQueue.audit, is_long=True)
+    @declared(lengthy(SyncQueue.audit))
     def audit(self) -> None:
         """Compare puts with ends, as `shardq.Queue.audit`."""
 
@@ -352,41 +288,41 @@ class Queue(Face[SyncQueue]):
                 yield record
             some = await self._threads.call(lambda: list(islice(records, _RECORDS)))
 
-    @threaded(SyncQueue.totals)
+    @declared(threaded(SyncQueue.totals))
     def totals(self) -> None:
         """Counts of this queue's puts, deliveries and ends, as `shardq.Queue.totals`."""
 
     # Operating ------------------------------------------------------------------------------------
 
-    @threaded(SyncQueue.alter)
+    @declared(threaded(SyncQueue.alter))
     def alter(self) -> None:
         """Change settings while the queue runs, as `shardq.Queue.alter`."""
 
-    @threaded(SyncQueue.limit)
+    @declared(_limit)
     def limit(self) -> None:
         """Set the limits of groups, as `shardq.Queue.limit`."""
 
-    @threaded(SyncQueue.pause)
+    @declared(threaded(SyncQueue.pause))
     def pause(self) -> None:
         """Stop deliveries until `resume`, as `shardq.Queue.pause`."""
 
-    @threaded(SyncQueue.resume)
+    @declared(threaded(SyncQueue.resume))
     def resume(self) -> None:
         """Deliver again, as `shardq.Queue.resume`."""
 
-    @threaded(SyncQueue.purge)
+    @declared(threaded(SyncQueue.purge))
     def purge(self) -> None:
         """Delete all messages put until now, as `shardq.Queue.purge`."""
 
-    @threaded(SyncQueue.drop)
+    @declared(threaded(SyncQueue.drop))
     def drop(self) -> None:
         """Purge and remove the queue, as `shardq.Queue.drop`."""
 
-    @threaded(SyncQueue.redrive, is_long=True)
+    @declared(lengthy(SyncQueue.redrive))
     def redrive(self) -> None:
         """Put this queue's dead messages back, as `shardq.Queue.redrive`."""
 
-    @threaded(SyncQueue.check_all, is_long=True)
+    @declared(lengthy(SyncQueue.check_all))
     def check_all(self) -> None:
         """Check every partition, near and far, as `shardq.Queue.check_all`."""
 

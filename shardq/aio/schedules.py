@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import shardq.schedules.face as sync_face
 import shardq.schedules.schedule as sync
 from shardq import tasks
-from shardq.aio.threaded import Face, or_none, threaded
+from shardq.aio.threaded import Face, declared, faced, lengthy, or_none, threaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,31 +34,31 @@ class Schedule(sync.ScheduleView, Face[sync.Schedule]):
     def __repr__(self) -> str:
         return f"<aio.Schedule of {self._schedule!r}>"
 
-    @threaded(sync.Schedule.change, face=schedule_face)
+    @declared(faced(sync.Schedule.change, schedule_face))
     def change(self) -> None:
         """Change the schedule, as `shardq.Schedule.change`; returns the changed schedule."""
 
-    @threaded(sync.Schedule.pause, face=schedule_face)
+    @declared(faced(sync.Schedule.pause, schedule_face))
     def pause(self) -> None:
         """Stop its firings until `resume`, as `shardq.Schedule.pause`."""
 
-    @threaded(sync.Schedule.resume, face=schedule_face)
+    @declared(faced(sync.Schedule.resume, schedule_face))
     def resume(self) -> None:
         """Let the schedule fire again, as `shardq.Schedule.resume`."""
 
-    @threaded(sync.Schedule.run)
+    @declared(threaded(sync.Schedule.run))
     def run(self) -> None:
         """Put its message now, as `shardq.Schedule.run`."""
 
-    @threaded(sync.Schedule.backfill, is_long=True)
+    @declared(lengthy(sync.Schedule.backfill))
     def backfill(self) -> None:
         """Put a message for each fire time of a span, as `shardq.Schedule.backfill`."""
 
-    @threaded(sync.Schedule.remove)
+    @declared(threaded(sync.Schedule.remove))
     def remove(self) -> None:
         """Remove the schedule, as `shardq.Schedule.remove`."""
 
-    @threaded(sync.Schedule.preview)
+    @declared(threaded(sync.Schedule.preview))
     def preview(self) -> None:
         """Its next fire times, as `shardq.Schedule.preview`."""
 
@@ -73,15 +73,15 @@ class Schedules(Face[sync_face.Schedules]):
         for found in await self._call(list):
             yield Schedule(found, self._threads)
 
-    @threaded(sync_face.Schedules.get, face=or_none(schedule_face))
+    @declared(faced(sync_face.Schedules.get, or_none(schedule_face)))
     def get(self) -> None:
         """The current state of a schedule, as `shardq.Schedules.get`."""
 
-    @threaded(sync_face.Schedules.remove)
+    @declared(threaded(sync_face.Schedules.remove))
     def remove(self) -> None:
         """Remove a schedule, even a damaged one, as `shardq.Schedules.remove`."""
 
-    @threaded(sync_face.Schedules.preview)
+    @declared(threaded(sync_face.Schedules.preview))
     def preview(self) -> None:
         """The next fire times of a schedule, as `shardq.Schedules.preview`."""
 
@@ -96,18 +96,18 @@ class AppSchedules(Face[tasks.AppSchedules]):
         for found in await self._call(list):
             yield Schedule(found, self._threads)
 
-    @threaded(tasks.AppSchedules.get, face=or_none(schedule_face))
+    @declared(faced(tasks.AppSchedules.get, or_none(schedule_face)))
     def get(self) -> None:
         """The current state of a schedule, as `shardq.tasks.AppSchedules.get`."""
 
-    @threaded(tasks.AppSchedules.every, face=schedule_face)
+    @declared(faced(tasks.AppSchedules.every, schedule_face))
     def every(self) -> None:
         """Put a task repeatedly, after an interval, as `shardq.tasks.AppSchedules.every`."""
 
-    @threaded(tasks.AppSchedules.cron, face=schedule_face)
+    @declared(faced(tasks.AppSchedules.cron, schedule_face))
     def cron(self) -> None:
         """Put a task as cron does, as `shardq.tasks.AppSchedules.cron`."""
 
-    @threaded(tasks.AppSchedules.schedule, face=schedule_face)
+    @declared(faced(tasks.AppSchedules.schedule, schedule_face))
     def schedule(self) -> None:
         """Put a task whenever a trigger fires, as `shardq.tasks.AppSchedules.schedule`."""

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from shardq import tasks
 from shardq.aio.feed import fed
 from shardq.aio.schedules import AppSchedules
-from shardq.aio.threaded import Face, or_none, threaded
+from shardq.aio.threaded import Face, declared, faced, or_none, threaded
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import BadSetting, shown
@@ -81,19 +81,19 @@ class App:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @threaded(tasks.App.get, face=or_none(_job_face))
+    @declared(faced(tasks.App.get, or_none(_job_face)))
     def get(self) -> None:
         """The live job that has a key, as `shardq.App.get`."""
 
-    @threaded(tasks.App.cancel)
+    @declared(threaded(tasks.App.cancel))
     def cancel(self) -> None:
         """Cancel the job that has a key, as `shardq.App.cancel`."""
 
-    @threaded(tasks.App.move)
+    @declared(threaded(tasks.App.move))
     def move(self) -> None:
         """Give the job that has a key another due, as `shardq.App.move`."""
 
-    @threaded(tasks.App.job, face=_job_face)
+    @declared(faced(tasks.App.job, _job_face))
     def job(self) -> None:
         """A job by its id, as `shardq.App.job`."""
 
@@ -102,7 +102,7 @@ class App:
         """The schedules in the store, declared or made at run time."""
         return AppSchedules(lambda: self._app.schedules, self._threads)
 
-    @threaded(tasks.App.reconcile)
+    @declared(threaded(tasks.App.reconcile))
     def reconcile(self) -> None:
         """Bring the store's schedules to the declared ones, as `shardq.App.reconcile`."""
 
@@ -253,10 +253,10 @@ class Job(Face[tasks.Job[R]], Generic[R]):
                 return cast("R", result)
             await pause(seconds)
 
-    @threaded(tasks.Job.cancel)
+    @declared(threaded(tasks.Job.cancel))
     def cancel(self) -> None:
         """Cancel the job, unless it has ended, as `shardq.tasks.Job.cancel`."""
 
-    @threaded(tasks.Job.move)
+    @declared(threaded(tasks.Job.move))
     def move(self) -> None:
         """Give the job another due, as `shardq.tasks.Job.move`."""

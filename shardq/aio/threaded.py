@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -14,7 +14,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F")
 Q = TypeVar("Q")
-S = TypeVar("S")
 
 
 class Face(Generic[Q]):
@@ -39,52 +38,60 @@ class Face(Generic[Q]):
         return await self._threads.call(lambda: call(self._opened()), is_long=is_long)
 
 
-@overload
 def threaded(
-    method: Callable[Concatenate[Any, P], R], *, is_long: bool | Callable[..., bool] = False
-) -> Callable[[Callable[[S], object]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]: ...
-@overload
-def threaded(
-    method: Callable[Concatenate[Any, P], R], *, face: Callable[[R, Threads], F]
-) -> Callable[[Callable[[S], object]], Callable[Concatenate[S, P], Coroutine[Any, Any, F]]]: ...
-def threaded(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """A coroutine of a synchronous method: its parameters, overloads, types and docstring.
+
+    A second parameter here would cost mypy the overloads.
+    """
+    return _made(method)
+
+
+def lengthy(
+    method: Callable[Concatenate[Any, P], R], is_long: Callable[..., bool] = lambda *_, **__: True
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The same for a method that may take minutes, if `is_long` of its arguments is true."""
+    return _made(method, is_long=is_long)
+
+
+def faced(
+    method: Callable[Concatenate[Any, P], R], face: Callable[[R, Threads], F]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, F]]:
+    """The same for a method whose result has a face, which `face` makes."""
+    return _made(method, face=face)
+
+
+def _made(
     method: Callable[..., Any],
     *,
-    face: Callable[[Any, Threads], object] | None = None,
-    is_long: bool | Callable[..., bool] = False,
-) -> Any:
-    """Make a coroutine of a synchronous method, with its parameters, types and docstring.
+    face: Callable[[Any, Threads], Any] = lambda made, _: made,
+    is_long: Callable[..., bool] = lambda *_, **__: False,
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def call(self: Any, /, *given: Any, **options: Any) -> Any:
+        def run(opened: Any) -> Any:
+            own = {name: _opened(value) for name, value in options.items()}
+            return method(opened, *given, **own)
 
-    The decorated function is never called. It only gives the coroutine its name, and the docstring
-    that an editor shows.
+        returned = await self._call(run, is_long=is_long(*given, **options))
+        return face(returned, self._threads)
 
-    Args:
-        method: The synchronous method.
-        face: Makes a face of the method's result.
-        is_long: True if a call may take minutes; or a function of the arguments that returns this.
+    return call
+
+
+def declared(call: F) -> Callable[[Callable[..., object]], F]:
+    """Declare a coroutine of `threaded` by a function, which is never called.
+
+    The function gives the coroutine its name, and the docstring that an editor shows.
     """
 
-    def made(named: Callable[..., object]) -> Any:
-        @functools.wraps(method)
-        async def call(self: Any, /, *given: Any, **options: Any) -> Any:
-            is_so = is_long(*given, **options) if callable(is_long) else is_long
-
-            def run(opened: Any) -> Any:
-                own = {name: _opened(value) for name, value in options.items()}
-                return method(opened, *given, **own)
-
-            returned = await self._call(run, is_long=is_so)
-            return returned if face is None else face(returned, self._threads)
-
-        call.__module__, call.__qualname__ = named.__module__, named.__qualname__
+    def made(named: Callable[..., object]) -> F:
+        one: Any = call
+        one.__module__, one.__qualname__ = named.__module__, named.__qualname__
         return call
 
     return made
-
-
-def overloaded(method: Any, *, is_long: bool | Callable[..., bool] = False) -> Callable[[F], F]:
-    """The same as `threaded` for a method with overloads, which have to be repeated."""
-    return cast("Callable[[F], F]", threaded(method, is_long=is_long))
 
 
 def or_none(face: Callable[[R, Threads], F]) -> Callable[[R | None, Threads], F | None]:
