@@ -37,7 +37,7 @@ from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
 from shardq.model import names, settings
-from shardq.model.limits import with_pause, with_rule, with_task
+from shardq.model.limits import with_pause, with_pause_of, with_rule, with_task
 from shardq.model.message import Message, died_in
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
@@ -879,27 +879,42 @@ class Queue(Scheduled):
 
         self._home.register.change(lambda now: [changed(now)])
 
-    def pause(self, group: str | None = None) -> None:
+    def pause(
+        self, group: str | None = None, *, task: str | None = None, key: str | None = None
+    ) -> None:
         """Stop deliveries; every process follows within 5 s. Messages can still be put.
 
+        Without a name the whole queue is paused. A name is exact, or the beginning of names and a
+        `*`.
+
         Args:
-            group: Only those of a group, or of groups whose names begin with a text before a `*`.
+            group: Only the messages of these groups.
+            task: Only the jobs of these tasks.
+            key: Only the messages with these keys.
 
         Raises:
+            UsageError: If more than one is given.
             BadSetting: If that is no name or beginning of names.
         """
-        self._home.register.change(lambda now: [_paused(now, group, paused=True)])
+        self._pause(group=group, task=task, key=key, paused=True)
 
-    def resume(self, group: str | None = None) -> None:
+    def resume(
+        self, group: str | None = None, *, task: str | None = None, key: str | None = None
+    ) -> None:
         """Deliver again; messages that came due meanwhile come first.
+
+        Jobs of a task, and messages with keys, that were moved meanwhile return within 10 minutes.
 
         Args:
             group: As `pause` was given it.
+            task: As `pause` was given it.
+            key: As `pause` was given it.
 
         Raises:
+            UsageError: If more than one is given.
             BadSetting: If nothing was paused by that name.
         """
-        self._home.register.change(lambda now: [_paused(now, group, paused=False)])
+        self._pause(group=group, task=task, key=key, paused=False)
 
     def purge(self) -> None:
         """Delete all messages that have entered the queue until now.
@@ -999,6 +1014,23 @@ class Queue(Scheduled):
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _pause(self, *, paused: bool, **names_of: str | None) -> None:
+        given = {of: named for of, named in names_of.items() if named is not None}
+        if len(given) > 1:
+            raise UsageError(f"give {' or '.join(names_of)}, one of them.")
+
+        def changed(now: settings.Settings) -> settings.Settings:
+            if not given:
+                return replace(now, paused=paused)
+            [(of, named)] = given.items()
+            if of == "group":
+                groups = with_pause(now.group_limits, named, paused=paused)
+                return replace(now, group_limits=groups)
+            limit = with_pause_of(now.queue_limit, of, named, paused=paused)
+            return replace(now, queue_limit=limit)
+
+        self._home.register.change(lambda now: [changed(now)])
 
     def _by_id_or_key(
         self,
@@ -1125,12 +1157,6 @@ class Queue(Scheduled):
     def _rows(self) -> Iterator[list[Row]]:
         """All rows of the queue, oldest minute first, in pages."""
         return self._census.pages()
-
-
-def _paused(now: settings.Settings, group: str | None, *, paused: bool) -> settings.Settings:
-    if group is None:
-        return replace(now, paused=paused)
-    return replace(now, group_limits=with_pause(now.group_limits, group, paused=paused))
 
 
 def _check_one(*given: object) -> None:

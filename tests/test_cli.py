@@ -333,6 +333,14 @@ def test_a_queue_is_created_altered_paused_resumed_and_dropped(shell: Shell) -> 
     assert (values, told["paused"]) == ([8, 9], True)
     shell.ok("queues", "resume", "mail")
     assert shell.ok("queues", "--json").lines[0]["paused"] is False
+    for named in (["--group", "a*"], ["--task", "shop.*"], ["--key", "order-7"]):
+        shell.ok("queues", "pause", "mail", *named)
+    facts = shell.ok("queues", "show", "mail").out
+    assert "not paused\n  paused: group a*, key order-7, task shop.*\n" in facts
+    assert shell.run("queues", "pause", "mail", "--key", "a", "--task", "b").code == Exit.USAGE
+    assert shell.ok("queues", "resume", "mail", "--task", "shop.*").out == (
+        "mail: resumed task shop.*\n"
+    )
     shell.ok("queues", "drop", "mail", "--yes")
     assert shell.ok("queues", "--json").lines == []
 

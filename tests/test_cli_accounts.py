@@ -256,6 +256,7 @@ def test_each_command_that_changes_something_is_recorded_with_its_outcome(shell:
     shell.ok("queues", "alter", "mail", "--attempts", "7")
     shell.ok("queues", "pause", "mail")
     shell.ok("queues", "resume", "mail")
+    shell.ok("queues", "pause", "mail", "--key", "order-9")
     shell.ok("move", "mail", "--key", "order-7", "--delay", "2h")
     shell.ok("edit", "mail", "--key", "order-7", "--body", "secret too")
     shell.ok("cancel", "mail", "--key", "order-8", code=Exit.NOT_THERE)
@@ -274,6 +275,7 @@ def test_each_command_that_changes_something_is_recorded_with_its_outcome(shell:
         ("alter", "mail", "done"),
         ("pause", "mail", "done"),
         ("resume", "mail", "done"),
+        ("pause", "mail key order-9", "done"),
         ("move", "mail key order-7", "done"),
         ("edit", "mail key order-7", "done"),
         ("cancel", "mail key order-8", "no such key, schedule or account"),

@@ -102,7 +102,7 @@ def test_what_limits_hold_back_is_shown_by_limit_and_never_by_group(
     assert scrape.value("shardq_limited_messages", queue="mail", limit="rate") == 7
     assert scrape.value("shardq_limited_messages", queue="mail", limit="queue") == 2
     assert scrape.value("shardq_limited_messages", queue="mail", limit="place") == 0
-    assert scrape.value("shardq_paused_groups", queue="mail") == 1
+    assert scrape.value("shardq_paused_names", queue="mail", of="group") == 1
 
 
 def test_runs_are_counted_by_queue_task_and_outcome_with_their_time(

@@ -75,6 +75,22 @@ async def test_a_queue_is_paused_resumed_and_purged(api: Api) -> None:
 
 
 @played()
+async def test_tasks_and_keys_are_paused_and_resumed(api: Api) -> None:
+    await api.done("PUT", MAIL)
+    await api.done("POST", MAIL + "/pause?task=shop.*")
+    held = await api.done("POST", MAIL + "/pause?key=order-7")
+    assert json.loads(held["settings"]["limits"]) == {
+        "paused": {"tasks": ["shop.*"], "keys": ["order-7"]}
+    }
+    await api.done("POST", MAIL + "/messages", {"body": "a", "key": "order-7"})
+    assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
+    await api.done("POST", MAIL + "/resume?task=shop.*")
+    assert (await api.done("POST", MAIL + "/resume?key=order-7"))["settings"]["limits"] == "off"
+    for path in ("/pause?key=*-7", "/pause?key=a&task=b", "/pause?pace=a", "/resume?task=a"):
+        assert (await api.ask("POST", MAIL + path, None)).status in (400, 422), path
+
+
+@played()
 async def test_limits_of_groups_are_set_listed_and_removed(api: Api) -> None:
     await api.done("PUT", MAIL)
     vip = MAIL + "/limits/vip-*"
@@ -82,13 +98,14 @@ async def test_limits_of_groups_are_set_listed_and_removed(api: Api) -> None:
     rule = await api.done("PUT", vip, asked)
     assert (rule["rates"], rule["bursts"], rule["places"]) == (["10/s", "1000/h"], [3, 1_000], 10)
     await api.done("PUT", MAIL + "/limits/*", {"places": 2})
-    assert (await api.done("POST", MAIL + "/limits/eu-7/pause"))["paused"]
+    held = await api.done("POST", MAIL + "/pause?group=eu-7")
+    assert not held["paused"]
     listed = (await api.done("GET", MAIL + "/limits"))["rules"]
     held = [(one["groups"], one["places"], one["paused"]) for one in listed]
     assert held == [("*", 2, False), ("eu-7", 2, True), ("vip-*", 10, False)]
     await api.done("POST", MAIL + "/messages", {"body": "a", "group": "eu-7"})
     assert (await api.done("POST", MAIL + "/receive")) == {"messages": []}
-    assert not (await api.done("POST", MAIL + "/limits/eu-7/resume"))["paused"]
+    await api.done("POST", MAIL + "/resume?group=eu-7")
     assert (await api.ask("DELETE", vip)).status == 204
     assert json.loads(api.db.queue("mail").settings.group_limits) == {"places": 2}
     for method, path, body in (
@@ -96,7 +113,7 @@ async def test_limits_of_groups_are_set_listed_and_removed(api: Api) -> None:
         ("PUT", vip, {}),
         ("PUT", vip, {"pace": 3}),
         ("PUT", MAIL + "/limits/a*b", {"places": 2}),
-        ("POST", vip + "/resume", None),
+        ("POST", MAIL + "/resume?group=vip-*", None),
     ):
         assert (await api.ask(method, path, body)).status in (400, 422), (method, path, body)
 

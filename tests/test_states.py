@@ -12,6 +12,7 @@ import pytest
 from shardq import Consumer
 from shardq.cli.states import Finding, Limits, Severity, StateName, findings
 from shardq.inspection.backlog import backlogs
+from shardq.model.message import TASK_HEADER
 from shardq.observer import Observer
 from shardq.records.membership import Heartbeat
 from shardq.stores.tables import MEMBERS, STATS
@@ -243,6 +244,25 @@ def test_groups_and_queues_that_are_paused_for_long_are_named(
     queue.pause()
     [one] = held_back(db)
     assert "delivers nothing; the oldest ready message has waited for 1h1m" in one.text
+
+
+def test_tasks_and_keys_that_are_paused_for_long_are_named(
+    db: shardq.Connection, stage: Stage
+) -> None:
+    queue = db.queue("mail")
+    queue.put_many({"body": "x", "headers": {TASK_HEADER: "shop.mail"}} for _ in range(200))
+    queue.put("x", key="order-7", group="a")
+    queue.put("x", delay="2h", headers={TASK_HEADER: "shop.mail"})
+    queue.pause(task="shop.*")
+    queue.pause(key="order-7")
+    consumer = Consumer(queue, lambda _: None)
+    stage.drive(consumer, seconds=3_500, stride=1)
+    assert held_back(db) == []
+    stage.drive(consumer, seconds=200, stride=1)
+    keys, tasks = held_back(db)
+    assert "keys order-7 are paused; 1 of their messages are due, the first since 1h1m" in keys.text
+    assert "tasks shop.* are paused; 200 of their messages are due" in tasks.text
+    assert "`shardq queues resume mail --task 'shop.*'`" in tasks.advice
 
 
 def test_a_group_whose_backlog_needs_over_an_hour_by_its_rate_is_named(

@@ -19,8 +19,9 @@ from shardq.cli.exits import Exit
 from shardq.cli.jobs import is_job
 from shardq.cli.states import Finding, Limits, Severity, StateName
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
-from shardq.inspection.backlog import GroupBacklogs, backlogs
+from shardq.inspection.backlog import PartBacklogs, backlogs
 from shardq.model import times
+from shardq.model.limits import queue_limit_of
 from shardq.observer import Observer, late_to_json
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def check(
         views = observer.look(on_progress=screen.teller(bar))
     shown = states.without_kept(views)
 
-    def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool, GroupBacklogs]:
+    def more_of(view: QueueView) -> tuple[list[Schedule], list[str], bool, PartBacklogs]:
         queue = observer.queues[view.name]
         own = _schedules(queue) if view.schedules else ([], [])
         return *own, _are_jobs(queue, view), _backlogs(queue, view)
@@ -149,11 +150,11 @@ def _schedules(queue: Queue) -> tuple[list[Schedule], list[str]]:
     return queue.schedules._home.readable()
 
 
-def _backlogs(queue: Queue, view: QueueView) -> GroupBacklogs:
-    """The backlogs of a queue's groups, counted only if these have limits."""
-    home = queue._home
-    if not view.settings.group_limits:
-        return GroupBacklogs()
+def _backlogs(queue: Queue, view: QueueView) -> PartBacklogs:
+    """The backlogs of a queue, counted only if groups have limits, or tasks or keys are paused."""
+    home, settings = queue._home, view.settings
+    if not (settings.group_limits or queue_limit_of(settings.queue_limit).paused):
+        return PartBacklogs()
     return backlogs(home.store, home.register, view.at_ms)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import listing, options, screen
-from shardq.inspection.backlog import GroupBacklog, GroupBacklogs, backlogs
+from shardq.inspection.backlog import PartBacklog, PartBacklogs, backlogs
 from shardq.model.limits import (
     PLACES_MAX,
     RUNNING_MAX,
@@ -156,8 +156,8 @@ def _explain(queue: Queue, group: str) -> None:
         click.echo(f"It is paused by {pause}: `shardq queues resume QUEUE --group '{pause}'`.")
 
 
-def _backlog_of(queue: Queue, group: str) -> tuple[GroupBacklogs, GroupBacklog]:
+def _backlog_of(queue: Queue, group: str) -> tuple[PartBacklogs, PartBacklog]:
     home = queue._home
     lanes = [home.register.layout.group_lane(group)]
     found = backlogs(home.store, home.register, home.clock.now_ms(), lanes=lanes)
-    return found, found.groups.get(group, GroupBacklog())
+    return found, found.groups.get(group, PartBacklog())

@@ -12,6 +12,7 @@ from shardq.cli import options, screen
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
 from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
+from shardq.model.limits import Pause, limits_of, queue_limit_of
 from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
@@ -243,6 +244,10 @@ def show(queue: str) -> None:
 def _facts(settings: Settings) -> list[str]:
     facts = [f"made at {screen.when(moment_of(settings.lane_made_ms(0)))}"]
     facts.append("paused: delivers nothing" if settings.paused else "not paused")
+    pauses = [Pause("group", one) for one in sorted(limits_of(settings.group_limits).paused)]
+    pauses += queue_limit_of(settings.queue_limit).paused
+    if pauses:
+        facts.append(f"paused: {', '.join(f'{one.of} {one.names}' for one in pauses)}")
     lanes = screen.plural(settings.lanes_read, "lane")
     bands = screen.plural(settings.bands, "band")
     facts.append(f"consumers read {lanes} of {bands}, producers fill {settings.lanes_written:,}")
@@ -341,37 +346,56 @@ def alter(queue: str, **settings: Any) -> None:
         click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
-_group = options.option(
-    "--group GROUP", "Only a group, or groups whose names begin with a text before a *."
-)
+_PAUSED = {"group": "messages of a group", "task": "jobs of a task", "key": "messages of a key"}
+
+
+def _pauses(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that pauses or resumes a part of a queue."""
+    for of, some in reversed(_PAUSED.items()):
+        text = f"Only {some}; or of {of}s whose names begin with a text before a *."
+        command = options.option(f"--{of} {of.upper()}", text)(command)
+    return command
+
+
+def _named(names: Mapping[str, str | None]) -> str:
+    """The part of a queue that a command pauses or resumes, as text; empty: all of it."""
+    given = {of: name for of, name in names.items() if name is not None}
+    if len(given) > 1:
+        raise click.UsageError(f"give {' or '.join(f'--{of}' for of in _PAUSED)}, one of them.")
+    return "".join(f" {of} {name}" for of, name in given.items())
 
 
 @options.command(
     "shardq queues pause mail",
     "shardq queues pause mail --group 'tenant-7*'",
+    "shardq queues pause shop --task 'shop.*'",
+    "shardq queues pause shop --key order-7",
     of=queues,
     has_json=False,
 )
 @options.queue
-@_group
-def pause(queue: str, group: str | None) -> None:
-    """Hold back all deliveries of QUEUE, or of a group. Messages can still be put."""
-    options.queue_of(queue).pause(group)
-    click.echo(f"{queue}: paused{'' if group is None else f' {group}'}")
+@_pauses
+def pause(queue: str, **names: str | None) -> None:
+    """Hold back all deliveries of QUEUE, or a part of them. Messages can still be put."""
+    named = _named(names)
+    options.queue_of(queue).pause(**names)
+    click.echo(f"{queue}: paused{named}")
 
 
 @options.command(
     "shardq queues resume mail",
     "shardq queues resume mail --group 'tenant-7*'",
+    "shardq queues resume shop --task 'shop.*'",
     of=queues,
     has_json=False,
 )
 @options.queue
-@_group
-def resume(queue: str, group: str | None) -> None:
-    """Deliver QUEUE again, or a group. What came due in the meantime comes first."""
-    options.queue_of(queue).resume(group)
-    click.echo(f"{queue}: resumed{'' if group is None else f' {group}'}")
+@_pauses
+def resume(queue: str, **names: str | None) -> None:
+    """Deliver QUEUE again, or a part of it. What came due in the meantime comes first."""
+    named = _named(names)
+    options.queue_of(queue).resume(**names)
+    click.echo(f"{queue}: resumed{named}")
 
 
 _yes = options.option("--yes", "Do not ask first.")

@@ -73,6 +73,11 @@ def _queue(params: Mapping[str, Any]) -> str:
     return str(params["queue"])
 
 
+def _part(params: Mapping[str, Any]) -> str:
+    named = (f" {of} {params[of]}" for of in ("group", "task", "key") if params[of] is not None)
+    return f"{params['queue']}{''.join(named)}"
+
+
 def _account(params: Mapping[str, Any]) -> str:
     return str(params.get("name") or params.get("account") or params.get("key"))
 
@@ -83,9 +88,9 @@ COMMANDS: dict[
 ] = {
     ("queues", "create"): (What.CREATE, _queue),
     ("queues", "alter"): (What.ALTER, _queue),
-    ("queues", "pause"): (What.PAUSE, _queue),
+    ("queues", "pause"): (What.PAUSE, _part),
     ("limits",): (_limits, _queue),
-    ("queues", "resume"): (What.RESUME, _queue),
+    ("queues", "resume"): (What.RESUME, _part),
     ("queues", "purge"): (What.PURGE, _queue),
     ("queues", "drop"): (What.DROP, _queue),
     ("dead",): (_dead, _named),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shardq.cli import jobs, screen, streams
 from shardq.engine.handing.hanging import hangs_after_ms
-from shardq.inspection.backlog import GroupBacklogs
-from shardq.model.limits import limits_of, queue_limit_of, wait_ms
+from shardq.inspection.backlog import PartBacklogs
+from shardq.model.limits import Pause, limits_of, queue_limit_of, wait_ms
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso
 from shardq.schedules.schedule import fired_ahead, late_ms
@@ -18,7 +18,7 @@ from shardq.schedules.schedule import fired_ahead, late_ms
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.inspection.backlog import GroupBacklog
+    from shardq.inspection.backlog import PartBacklog
     from shardq.observer import MemberView, QueueView
     from shardq.schedules.schedule import Schedule
 
@@ -113,7 +113,7 @@ def findings(
     schedules: Sequence[Schedule] = (),
     *,
     are_jobs: bool = False,
-    backlogs: GroupBacklogs | None = None,
+    backlogs: PartBacklogs | None = None,
 ) -> list[Finding]:
     """All findings of a queue, the gravest first; a single `ok` if there are none.
 
@@ -126,7 +126,7 @@ def findings(
     """
     order = list(Severity)
     all_found = [*_found(view, limits, are_jobs=are_jobs), *_of_schedules(view, limits, schedules)]
-    all_found += _limited(view, backlogs or GroupBacklogs())
+    all_found += _limited(view, backlogs or PartBacklogs())
     found = sorted(all_found, key=lambda one: -order.index(one.level))
     if not found:
         text = "; ".join(filter(None, (counts(view), scheduled(view, schedules), late(view))))
@@ -217,8 +217,8 @@ def _oldest(view: QueueView) -> str:
     return f"the oldest ready message has waited for {screen.span(view.lag_ms)}"
 
 
-def _limited(view: QueueView, backlogs: GroupBacklogs) -> Iterator[Finding]:
-    """Name what pauses of groups, rates of groups and the queue's limits hold back for long."""
+def _limited(view: QueueView, backlogs: PartBacklogs) -> Iterator[Finding]:
+    """Name what pauses, rates of groups and the queue's limits hold back for long."""
     what, name, due = f"queue {view.name}", view.name, view.limited.get("queue", 0)
     if due and view.lag_ms > _LONG_MS:
         limit = queue_limit_of(view.settings.queue_limit)
@@ -231,24 +231,24 @@ def _limited(view: QueueView, backlogs: GroupBacklogs) -> Iterator[Finding]:
             f"If that is too long, raise it: `shardq queues alter {name} --limits '..'`.",
         )
     limits = limits_of(view.settings.group_limits)
-    paused: dict[str, list[GroupBacklog]] = {}
-    slow: list[tuple[int, str, GroupBacklog]] = []
+    paused = {pause: [one] for pause, one in backlogs.paused.items()}
+    slow: list[tuple[int, str, PartBacklog]] = []
     for group, one in sorted(backlogs.groups.items()):
-        if (pause := limits.pause_of(group)) is not None:
-            paused.setdefault(pause, []).append(one)
+        if (groups := limits.pause_of(group)) is not None:
+            paused.setdefault(Pause("group", groups), []).append(one)
         elif (left_ms := wait_ms(limits.of(group).rates, one.due)) > _LONG_MS:
             slow.append((left_ms, group, one))
-    for pause, held in sorted(paused.items()):
+    for (of, names), held in sorted(paused.items()):
         first_ms = min((one.since_ms for one in held if one.due), default=view.at_ms)
         if view.at_ms - first_ms > _LONG_MS:
-            named = streams.escaped(shlex.quote(pause))
+            named = streams.escaped(shlex.quote(names))
             yield Finding(
                 what,
                 Severity.WARNING,
                 StateName.PAUSED,
-                f"groups {pause} are paused; {sum(one.due for one in held):,} of their messages "
+                f"{of}s {names} are paused; {sum(one.due for one in held):,} of their messages "
                 f"are due, the first since {screen.span(view.at_ms - first_ms)}.",
-                f"Deliver again with `shardq queues resume {name} --group {named}`.",
+                f"Deliver again with `shardq queues resume {name} --{of} {named}`.",
             )
     slow.sort(reverse=True)
     for left_ms, group, one in slow[:_NAMED]:

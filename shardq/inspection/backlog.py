@@ -1,18 +1,21 @@
-"""The backlogs of groups: messages that are due and wait, and messages that run."""
+"""The backlogs of groups and pauses: messages that are due and wait, and messages that run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.inspection.finder import open_shards
 from shardq.inspection.whereabouts import run_of
+from shardq.model.limits import AWAY_MS, queue_limit_of
 from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardq.model.limits import Pause
+    from shardq.model.message import Row
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -21,8 +24,8 @@ ROWS_MAX = 20_000
 
 
 @dataclass(slots=True)
-class GroupBacklog:
-    """The backlog of one group.
+class PartBacklog:
+    """The backlog of one group or pause.
 
     Attributes:
         due: Messages that are due and wait.
@@ -36,48 +39,60 @@ class GroupBacklog:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupBacklogs:
-    """The backlogs of groups at one moment.
+class PartBacklogs:
+    """The backlogs of groups and pauses at one moment.
 
     Attributes:
         groups: Group -> its backlog, where it has one.
+        paused: Pause of tasks or keys -> what it holds back; runs are not counted.
         is_whole: False if there were more rows than are read: the counts are then too small.
     """
 
-    groups: dict[str, GroupBacklog] = field(default_factory=dict)
+    groups: dict[str, PartBacklog] = field(default_factory=dict)
+    paused: dict[Pause, PartBacklog] = field(default_factory=dict)
     is_whole: bool = True
 
 
 def backlogs(
     store: Store, register: Register, now_ms: int, *, lanes: Sequence[int] | None = None
-) -> GroupBacklogs:
-    """Count the backlogs of groups; reads rows without their bodies, `ROWS_MAX` at most.
+) -> PartBacklogs:
+    """Count backlogs; reads rows without their bodies, `ROWS_MAX` at most.
 
     Args:
         store: The store.
         register: The queue's record.
         now_ms: Now, epoch milliseconds.
-        lanes: Only groups of these lanes; None: all groups.
+        lanes: Only groups of these lanes; None: all groups, and all pauses of tasks and keys.
     """
-    layout, found, read = register.layout, dict[str, GroupBacklog](), 0
-    lanes = layout.lanes_of_groups() if lanes is None else lanes
-    shards = open_shards(store, register, now_ms, lanes=lanes)
+    layout, found = register.layout, PartBacklogs()
+    limit = queue_limit_of(register.settings.queue_limit)
+    until_ms, read = now_ms, 0
+    if lanes is None and limit.paused:
+        # What a pause holds back may be anywhere, and may have been moved.
+        until_ms = now_ms + AWAY_MS
+    elif lanes is None:
+        lanes = layout.lanes_of_groups()
+    shards = open_shards(store, register, until_ms, lanes=lanes)
     beats = heartbeats(store, register.members_key)
     for page in scan.pages(store, layout, shards, purpose="backlog", bodies=False):
         for row in page:
-            if row.due_ms > now_ms or register.is_purged(row):
-                continue
             is_claimed = row.claim is not None and row.ready_ms > now_ms
-            is_run = is_claimed or run_of(row, beats) is not None
-            if not is_run and row.ready_ms > now_ms:
+            if register.is_purged(row) or (row.wanted_ms > now_ms and not is_claimed):
                 continue
-            one = found.setdefault(row.group or "", GroupBacklog())
-            if is_run:
-                one.running += 1
-            else:
-                one.due += 1
-                one.since_ms = min(one.since_ms or row.wanted_ms, row.wanted_ms)
+            is_run = is_claimed or run_of(row, beats) is not None
+            if row.group is not None and row.due_ms <= now_ms:
+                _count(found.groups.setdefault(row.group, PartBacklog()), row, is_run=is_run)
+            if not is_run and (pause := limit.pause_of(row)) is not None:
+                _count(found.paused.setdefault(pause, PartBacklog()), row, is_run=False)
         read += len(page)
         if read >= ROWS_MAX:
-            return GroupBacklogs(found, is_whole=False)
-    return GroupBacklogs(found)
+            return replace(found, is_whole=False)
+    return found
+
+
+def _count(one: PartBacklog, row: Row, *, is_run: bool) -> None:
+    if is_run:
+        one.running += 1
+    else:
+        one.due += 1
+        one.since_ms = min(one.since_ms or row.wanted_ms, row.wanted_ms)

@@ -35,7 +35,7 @@ class Where(StrEnum):
     BEHIND = "behind"
     """The message waits for another message of its group."""
     PAUSED = "paused"
-    """It is due, and its queue or its group is paused."""
+    """It is due, and its queue, its group, its task or its key is paused."""
     LIMITED = "limited"
     """It is due, and a limit of its group or its queue holds it back: a rate, or messages that
     run."""
@@ -101,9 +101,9 @@ class State:
             `receive`, None if the holder no longer reports.
         attempts: How often it was delivered.
         error: Why its last delivery failed, or why it died.
-        limit: The limits that hold it back, if it is `limited`; if its group is paused, the name
-            or pattern by which it is. Else None.
-        limit_of: `group` or `queue`: whose limits these are; None without `limit`.
+        limit: The limits that hold it back, if it is `limited`; if its group, task or key is
+            paused, the name or pattern by which it is. Else None.
+        limit_of: `group`, `task`, `key` or `queue`: whose limit this is; None without `limit`.
         reason: Why it was snoozed, if its handler gave a reason and no delivery has failed since:
             then `error` is None, and `since` of a `snoozed` message is the time of the snooze.
     """
@@ -227,7 +227,8 @@ def _held(state: State) -> str:
 
 def _paused(state: State) -> str:
     if state.limit is not None:
-        return f"due since {_since(state)}; groups {state.limit!r} of its queue are paused"
+        paused = f"{state.limit_of}s {state.limit!r}"
+        return f"due since {_since(state)}; {paused} of its queue are paused"
     return f"due since {_since(state)}; queue {state.queue!r} is paused and delivers nothing"
 
 

@@ -20,7 +20,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.limits import GroupLimit, limits_of, queue_limit_of, wait_ms
+from shardq.model.limits import GroupLimit, Pause, limits_of, queue_limit_of, wait_ms
 from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import due_ms, moment_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardq.inspection.finder import SearchResult, WantedMessage
     from shardq.model.limits import QueueLimit
     from shardq.model.message import Message, Row
+    from shardq.model.settings import Settings
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
@@ -239,8 +240,8 @@ class Whereabouts:
         self, row: Row, state: State, beats: Mapping[str, Heartbeat], *, is_head: bool
     ) -> State:
         register, layout = self._register, self._register.layout
-        if register.settings.paused:
-            return replace(state, where=Where.PAUSED)
+        if (paused := _as_paused(row, state, register.settings)) is not None:
+            return paused
         if self._is_passed(row):
             return replace(state, where=Where.PASSED)
         held = None if row.group is None else self._held(row, row.group, state, beats, is_head)
@@ -264,12 +265,9 @@ class Whereabouts:
         self, row: Row, group: str, state: State, beats: Mapping[str, Heartbeat], is_head: bool
     ) -> State | None:
         """The state of a due message that its group holds back; None if nothing does."""
-        limits = limits_of(self._register.settings.group_limits)
-        if (pause := limits.pause_of(group)) is not None:
-            return replace(state, where=Where.PAUSED, limit=pause, limit_of="group")
         if is_head:
             return None
-        limit = limits.of(group)
+        limit = limits_of(self._register.settings.group_limits).of(group)
         first, count = self._first_of_group(row)
         if beats and (limit.rates or 1 < limit.places <= count):
             return _as_limited(replace(state, ahead=count), limit, wait_ms(limit.rates, count))
@@ -375,6 +373,19 @@ class Whereabouts:
             reason=error if is_snoozed else None,
         )
         return self._of_live(row, state, beats, failed_at, is_head=True)
+
+
+def _as_paused(row: Row, state: State, settings: Settings) -> State | None:
+    """The state of a due message if its queue, task, key or group is paused; None if none is."""
+    if settings.paused:
+        return replace(state, where=Where.PAUSED)
+    pause = queue_limit_of(settings.queue_limit).pause_of(row)
+    groups = None if row.group is None else limits_of(settings.group_limits).pause_of(row.group)
+    if pause is None and groups is not None:
+        pause = Pause("group", groups)
+    if pause is None:
+        return None
+    return replace(state, where=Where.PAUSED, limit=pause.names, limit_of=pause.of)
 
 
 def _as_limited(state: State, limit: GroupLimit | QueueLimit, left_ms: int) -> State:

@@ -66,8 +66,10 @@ METRICS: dict[str, Named] = {
         "gauge", "Messages and firings that come due within an hour.", _QUEUE
     ),
     "shardq_paused": Named("gauge", "1 if the queue is paused.", _QUEUE),
-    "shardq_paused_groups": Named(
-        "gauge", "Names and beginnings of names by which groups are paused.", _QUEUE
+    "shardq_paused_names": Named(
+        "gauge",
+        "Names and beginnings of names that are paused: group, task, key.",
+        ("queue", "of"),
     ),
     "shardq_limited_messages": Named(
         "gauge",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
 from shardq.metrics.named import TOTALS
-from shardq.model.limits import limits_of
+from shardq.model.limits import limits_of, queue_limit_of
 from shardq.model.names import is_dead_queue
 from shardq.model.settings import Settings
 from shardq.observer import Observer
@@ -303,6 +304,8 @@ def _values(view: QueueView) -> dict[_Series, float]:
     }
     busy = sum(member.busy for member in members)
     threads = {"busy": busy, "idle": sum(member.threads for member in members) - busy}
+    paused = Counter(pause.of for pause in queue_limit_of(view.settings.queue_limit).paused)
+    paused["group"] = len(limits_of(view.settings.group_limits).paused)
     # Messages that are due and run are no backlog.
     oldest_ms = view.lag_ms if depth.ready else 0
     return {
@@ -310,7 +313,7 @@ def _values(view: QueueView) -> dict[_Series, float]:
         **{("shardq_threads", (state,)): count for state, count in threads.items()},
         ("shardq_oldest_due_seconds", ()): oldest_ms / 1e3,
         ("shardq_paused", ()): int(view.settings.paused),
-        ("shardq_paused_groups", ()): len(limits_of(view.settings.group_limits).paused),
+        **{("shardq_paused_names", (of,)): paused[of] for of in ("group", "task", "key")},
         **{
             ("shardq_limited_messages", (limit,)): view.limited.get(limit, 0)
             for limit in ("place", "rate", "queue")

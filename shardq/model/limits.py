@@ -17,11 +17,16 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from shardq.errors import BadSetting, BadTime, shown
+from shardq.model.key import parsed
+from shardq.model.message import task_of
 from shardq.model.names import is_within
 from shardq.model.times import duration_ms, duration_text
+
+if TYPE_CHECKING:
+    from shardq.model.message import Row
 
 PLACES_MAX = 1_000
 RUNNING_MAX = 100_000
@@ -29,11 +34,15 @@ TIER_MAX = 100
 BURST_MAX = 1_000_000
 RULES_MAX = 1_000
 RATES_MAX = 4
+AWAY_MS = 600_000
+"""The longest time to which a message is moved that waits for limits or a pause of its task or key:
+these may be raised, and it may end, meanwhile."""
 _COUNT_MAX = 1_000_000
 _PER_MS_MAX = 366 * 86_400_000
 _PATTERN_MAX = 256
 _OF_TASK = ("rate", "burst", "running")
-_OF_QUEUE = (*_OF_TASK, "budget", "tasks")
+_OF_QUEUE = (*_OF_TASK, "budget", "tasks", "paused")
+_PAUSED = {"tasks": "task", "keys": "key"}
 _RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
 _UNITS = {
     **dict.fromkeys(("ms",), "ms"),
@@ -177,6 +186,18 @@ class TaskLimitOptions(TypedDict, total=False):
     running: int
 
 
+class Pause(NamedTuple):
+    """A pause of tasks or keys of a queue.
+
+    Attributes:
+        of: `task` or `key`.
+        names: The name that is paused, or the beginning of names and a `*`.
+    """
+
+    of: str
+    names: str
+
+
 class QueueLimit(NamedTuple):
     """The limits of a queue, or of one task in it, over all consumers.
 
@@ -186,12 +207,14 @@ class QueueLimit(NamedTuple):
         budget: Messages that may be due in each stretch of time; None: any number.
         tasks: The name of a task, or the beginning of names and `*`, and the limits of each such
             task; sorted by name. Empty for a task.
+        paused: What is paused of the queue, sorted; the queue itself and its groups are not in it.
     """
 
     running: int = 0
     rates: tuple[tuple[BeginRate, int], ...] = ()
     budget: BeginRate | None = None
     tasks: tuple[tuple[str, QueueLimit], ...] = ()
+    paused: tuple[Pause, ...] = ()
 
     @property
     def is_gate(self) -> bool:
@@ -206,6 +229,18 @@ class QueueLimit(NamedTuple):
         """Return the limits of a task."""
         rule = self.rule_of(task)
         return _UNLIMITED if rule is None else dict(self.tasks)[rule]
+
+    def pause_of(self, row: Row) -> Pause | None:
+        """Return the pause that holds for a message; None if its task and its key have none."""
+        if not self.paused:
+            return None
+        key = None if row.key is None else parsed(row.key)
+        named = {"task": task_of(row), "key": None if key is None else key.name}
+        for pause in self.paused:
+            name = named[pause.of]
+            if name is not None and is_within(name, pause.names):
+                return pause
+        return None
 
     @property
     def units(self) -> int:
@@ -238,6 +273,12 @@ class QueueLimit(NamedTuple):
             said["budget"] = str(self.budget)
         if self.tasks:
             said["tasks"] = {rule: limit.to_options() for rule, limit in self.tasks}
+        if self.paused:
+            said["paused"] = {
+                several: names
+                for several, of in _PAUSED.items()
+                if (names := [pause.names for pause in self.paused if pause.of == of])
+            }
         return said
 
     def to_json(self) -> str:
@@ -365,12 +406,37 @@ def with_pause(stored: str, groups: str, *, paused: bool) -> str:
         BadSetting: If the name cannot be used, or nothing is paused by it that is to be resumed.
     """
     limits = limits_of(stored)
-    _check_pattern(groups)
-    if not paused and groups not in limits.paused:
-        held = ", ".join(sorted(limits.paused)) or "none"
-        raise BadSetting(f"{shown(groups)} is not paused; paused groups: {held}.")
-    changed = limits.paused | {groups} if paused else limits.paused - {groups}
-    return read_groups(json.loads(_said(GroupLimits(limits.each, limits.rules, changed)))).to_json()
+    names = _paused_names(limits.paused, groups, "group", paused=paused)
+    return read_groups(json.loads(_said(GroupLimits(limits.each, limits.rules, names)))).to_json()
+
+
+def with_pause_of(stored: str, of: str, names: str, *, paused: bool) -> str:
+    """Return limits of a queue in which tasks or keys are paused, or are not any more.
+
+    Args:
+        stored: The limits, in their stored form.
+        of: `task` or `key`.
+        names: The name or pattern of the tasks or keys.
+        paused: True to pause them.
+
+    Raises:
+        BadSetting: If the name cannot be used, or nothing is paused by it that is to be resumed.
+    """
+    limits = queue_limit_of(stored)
+    others = [pause for pause in limits.paused if pause.of != of]
+    present = [pause.names for pause in limits.paused if pause.of == of]
+    changed = [Pause(of, one) for one in _paused_names(present, names, of, paused=paused)]
+    return read_limits(limits._replace(paused=(*others, *changed)).to_options()).to_json()
+
+
+def _paused_names(present: Iterable[str], names: str, of: str, *, paused: bool) -> set[str]:
+    """The names by which groups, tasks or keys are paused after a pause or its end."""
+    held = {*present}
+    _check_pattern(names, of)
+    if not paused and names not in held:
+        others = ", ".join(sorted(held)) or "none"
+        raise BadSetting(f"{shown(names)} is not paused; paused {of}s: {others}.")
+    return held | {names} if paused else held - {names}
 
 
 def with_task(stored: str, tasks: str, options: Mapping[str, Any]) -> str:
@@ -439,7 +505,7 @@ def queue_limit_of(stored: str) -> QueueLimit:
 
 
 def read_limits(given: object) -> QueueLimit:
-    """Read the limits of a queue as users give them: `rate`, `burst`, `running`, `budget`, `tasks`.
+    """Read the limits of a queue as users give them, by the names in `_OF_QUEUE`.
 
     Raises:
         BadSetting: If a limit is unknown, out of bounds, or contradicts another.
@@ -451,7 +517,25 @@ def read_limits(given: object) -> QueueLimit:
         )
     own = read_task({name: value for name, value in given.items() if name in _OF_TASK})
     budget = read_rate(given["budget"]) if "budget" in given else None
-    return own._replace(budget=budget, tasks=_read_tasks(given.get("tasks", {})))
+    return own._replace(
+        budget=budget,
+        tasks=_read_tasks(given.get("tasks", {})),
+        paused=_read_paused(given.get("paused", {})),
+    )
+
+
+def _read_paused(given: Any) -> tuple[Pause, ...]:
+    lists = given if isinstance(given, Mapping) and given.keys() <= _PAUSED.keys() else {}
+    are_lists = lists is given and all(isinstance(one, (list, tuple)) for one in lists.values())
+    if not are_lists or sum(map(len, lists.values())) > RULES_MAX:
+        raise BadSetting(
+            f"paused must be up to {RULES_MAX} names or patterns of tasks and keys, such as "
+            f"{{'tasks': ['shop.*'], 'keys': ['order-*']}}, not {shown(given)}."
+        )
+    found = [Pause(_PAUSED[several], one) for several in lists for one in lists[several]]
+    for pause in found:
+        _check_pattern(pause.names, pause.of)
+    return tuple(sorted({*found}))
 
 
 def _read_tasks(given: object) -> tuple[tuple[str, QueueLimit], ...]:

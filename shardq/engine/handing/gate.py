@@ -42,6 +42,7 @@ class Gate:
         threads: Handler slots; 0 for callers of `receive`, whose deliveries do not count.
         running: Returns how many handlers run here; it may be set later.
         task: The task whose limits these are; None: the queue's own.
+        is_closed: True if it is a pause: nothing begins.
 
     Attributes:
         due: For a task: how many of its jobs are due here and not taken.
@@ -55,6 +56,8 @@ class Gate:
         threads: int,
         running: Callable[[], int] = lambda: 0,
         task: str | None = None,
+        *,
+        is_closed: bool = False,
     ) -> None:
         self._lock = lock
         self._clock = home.clock
@@ -62,6 +65,7 @@ class Gate:
         self._threads = threads
         self.running = running
         self._task = task
+        self.is_closed = is_closed
         store, member, of_task = home.store, home.member, "" if task is None else f" {task}"
         self._slots = Shares(store, home.clock, home.register, f"running{of_task}", member=member)
         self._tokens = Shares(store, home.clock, home.register, f"rate{of_task}", member=member)
@@ -86,7 +90,7 @@ class Gate:
 
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
-        if self._register.settings.queue_limit != self._adopted:
+        if self.is_closed or self._register.settings.queue_limit != self._adopted:
             # Nothing begins by former limits until `keep` has taken shares of the present ones.
             return math.inf
         now_us = self._clock.boot_us()
@@ -151,6 +155,8 @@ class Gate:
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
+        if self.is_closed:
+            return False
         adopted, limit = self._register.settings.queue_limit, self.present
         now_us = self._clock.boot_us()
         if due:

@@ -1,4 +1,4 @@
-"""The limits of tasks of one queue at one member.
+"""The limits of tasks of one queue at one member, and pauses of tasks and of keys.
 
 ```
  due job ─► its task has limits? ── no ──► ready
@@ -7,7 +7,8 @@
 ```
 
 A job without a group waits in the line of its task, so that jobs of other tasks pass it. The head
-of a group waits there too, or in the line of its group if that has one.
+of a group waits there too, or in the line of its group if that has one. A pause has a line with a
+closed gate, for the messages that it holds back.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardq.engine.handing.delivery import HeadLine
 from shardq.engine.handing.gate import Gate
+from shardq.engine.handing.turns import since_ms
 from shardq.engine.members.part import Part
-from shardq.model.limits import queue_limit_of
+from shardq.model.limits import AWAY_MS, queue_limit_of
 from shardq.model.message import task_of
 
 if TYPE_CHECKING:
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
     from shardq.engine.storing.outbox import Outbox
+    from shardq.model.limits import Pause
     from shardq.model.message import Row
 
 _ROWS_MAX: Final = 100
 """The most jobs of one task that stay where they are while the task waits for its limits."""
 _STAY_US: Final = 60_000_000
 """A job whose turn comes later than this is moved, so that its minute can be sealed."""
-_AWAY_US: Final = 600_000_000
-"""The longest time to which a job is moved: the limits may be raised meanwhile."""
+_AWAY_US: Final = 1_000 * AWAY_MS
 _EARLY: Final = 0.9
 """Postponement jobs return somewhat before their turns, so that tokens are not left over."""
 _MEASURED_MIN: Final = 10
@@ -43,7 +45,7 @@ _MEASURED_US: Final = 60_000_000
 
 
 class TaskLine:
-    """The jobs of one task that wait for its limits.
+    """The jobs of one task that wait for its limits, or the messages that one pause holds back.
 
     Attributes:
         gate: The limits.
@@ -98,57 +100,65 @@ class TaskLines(Part):
         self._outbox = outbox
         self._has_begun = has_begun
         self._lock = self._ready.waiters.lock
-        self._lines: dict[str, TaskLine] = {}
+        self._lines: dict[str | Pause, TaskLine] = {}
         self._limit = queue_limit_of("")
 
     @property
     def is_busy(self) -> bool:
-        """True if jobs of tasks with limits were due here lately."""
+        """True if jobs of tasks with limits, or messages of a pause, were due here lately."""
         return bool(self._lines)
 
     def follow(self) -> None:
-        """Let the limits in the queue's settings hold from now on."""
+        """Let the limits and pauses in the queue's settings hold from now on."""
         former, self._limit = self._limit, queue_limit_of(self._register.settings.queue_limit)
-        if self._limit.tasks == former.tasks:
+        limit = self._limit
+        if (limit.tasks, limit.paused) == (former.tasks, former.paused):
             return
         with self._lock:
             waiting = self._ready.remove(lambda _: True)
             lines = {line.line for line in self._lines.values()}
             for one in waiting:
                 one.limit(None, None if one.line in lines else one.line)
-            self._ready.tasks = self if self._limit.tasks else None
+            self._ready.tasks = self if limit.tasks or limit.paused else None
             self._lines = {
-                task: line
-                for task, line in self._lines.items()
-                if self._limit.rule_of(task) is not None
+                name: line
+                for name, line in self._lines.items()
+                if name in limit.paused or (isinstance(name, str) and limit.rule_of(name))
             }
             self._ready.add(waiting)
             for one in self._outbox.handed_out():
-                line = self._line_of(one.row)
-                one.limit(None if line is None else line.gate, one.line)
+                task = self._limited_task(one.row)
+                one.limit(None if task is None else self._line(task).gate, one.line)
 
     # From `ready` ---------------------------------------------------------------------------------
 
     def has_limits(self, row: Row) -> bool:
-        """True if the task of a row has limits."""
-        task = task_of(row)
-        return task is not None and self._limit.rule_of(task) is not None
+        """True if a row is paused, or its task has limits."""
+        return self._name_of(row) is not None
 
     def limit(self, waiting: Iterable[Delivery]) -> None:
         """Record the limits of their tasks in rows that are about to wait for a handler."""
         for one in waiting:
-            if (line := self._line_of(one.row)) is not None:
+            if (name := self._name_of(one.row)) is not None:
+                line = self._line(name)
                 one.limit(line.gate, line.line if one.line is None else one.line)
 
-    def _line_of(self, row: Row) -> TaskLine | None:
-        task = task_of(row)
-        if task is None or self._limit.rule_of(task) is None:
-            return None
-        line = self._lines.get(task)
+    def _name_of(self, row: Row) -> str | Pause | None:
+        """The pause that holds a row back, else its task if that has limits; None: neither."""
+        return self._limit.pause_of(row) or self._limited_task(row)
+
+    def _limited_task(self, row: Row) -> str | None:
+        """The task of a row, if it has limits."""
+        task = task_of(row) if self._limit.tasks else None
+        return None if task is None or self._limit.rule_of(task) is None else task
+
+    def _line(self, name: str | Pause) -> TaskLine:
+        line = self._lines.get(name)
         if line is None:
-            gate = Gate(self._home, self._lock, self._threads, task=task)
+            task = name if isinstance(name, str) else None
+            gate = Gate(self._home, self._lock, self._threads, task=task, is_closed=task is None)
             gate.running = partial(self._outbox.count_at_handlers, gate)
-            line = self._lines[task] = TaskLine(gate)
+            line = self._lines[name] = TaskLine(gate)
         return line
 
     # From the engine ------------------------------------------------------------------------------
@@ -165,13 +175,12 @@ class TaskLines(Part):
         has_changed = False
         for line in list(self._lines.values()):
             has_changed = line.gate.keep(line.gate.due) or has_changed
-        if has_changed:
-            with self._lock:
-                self._lines = {
-                    task: line
-                    for task, line in self._lines.items()
-                    if not (line.gate.is_idle and not line.gate.running())
-                }
+        with self._lock:
+            self._lines = {
+                name: line
+                for name, line in self._lines.items()
+                if not line.gate.is_idle or line.gate.running()
+            }
         return has_changed
 
     def postpone(self) -> None:
@@ -204,16 +213,22 @@ class TaskLines(Part):
         stay = 0
         for *_, one in sorted(line.line.heads):
             lane = one.row.shard.lane
-            waits_us = first_us - now_us + stay * pace_us
+            at_us = first_us + stay * pace_us
+            is_soon = at_us - now_us < _STAY_US
+            if line.gate.is_closed:
+                # Nobody knows when the pause ends: the message waits as long again as it has.
+                waited_us = 1_000 * (now_ms - since_ms(one))
+                is_soon, at_us = waited_us < _AWAY_US, now_us + max(waited_us, _STAY_US)
             if not self._may_move(one) or (
-                stay < _ROWS_MAX and waits_us < _STAY_US and kept[lane] < of_lane_max
+                is_soon and stay < _ROWS_MAX and kept[lane] < of_lane_max
             ):
                 stay += 1
                 kept[lane] += 1
                 continue
-            at_us = min(max(line.booked_us, first_us + stay * pace_us), now_us + _AWAY_US)
-            line.booked_us = at_us + _EARLY * pace_us
-            line.gate.want(round(at_us))
+            at_us = min(max(line.booked_us, at_us), now_us + _AWAY_US)
+            if not line.gate.is_closed:
+                line.booked_us = at_us + _EARLY * pace_us
+                line.gate.want(round(at_us))
             yield Postponement(one, now_ms + max(round((at_us - now_us) / 1_000), 1))
 
     def _may_move(self, one: Delivery) -> bool:

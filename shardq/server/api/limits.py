@@ -1,4 +1,4 @@
-"""Limits of groups: listed, set, removed, and groups paused and resumed."""
+"""Limits of groups: listed, set, removed."""
 
 from __future__ import annotations
 
@@ -86,20 +86,6 @@ async def put_limits(call: RouteCall[None, LimitsToSet]) -> LimitRule:
 async def remove_limits(call: RouteCall[None, None]) -> None:
     """Remove the limits of groups: the next rule that names them holds."""
     await (await call.queue()).queue.limit(call.place["groups"])
-
-
-@route("POST", _GROUPS + "/pause", Level.MANAGE, what=What.PAUSE)
-async def pause_groups(call: RouteCall[None, None]) -> LimitRule:
-    """Hold the deliveries of groups back; messages can still be put."""
-    await (await call.queue()).queue.pause(group=call.place["groups"])
-    return await _own_rule(call)
-
-
-@route("POST", _GROUPS + "/resume", Level.MANAGE, what=What.RESUME)
-async def resume_groups(call: RouteCall[None, None]) -> LimitRule:
-    """Deliver the messages of groups again."""
-    await (await call.queue()).queue.resume(group=call.place["groups"])
-    return await _own_rule(call)
 
 
 async def _limits(call: RouteCall[Any, Any]) -> GroupLimits:

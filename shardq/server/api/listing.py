@@ -145,9 +145,9 @@ class State(Struct, kw_only=True, omit_defaults=True):
         behind: The id of the message of its group that it waits for.
         ahead: How many due messages are before it, if known.
         member: The consumer that runs or holds it.
-        limit: The limits that hold it back, if it is `limited`; if its group is paused, the name
-            or pattern by which it is.
-        limit_of: Whose limits these are.
+        limit: The limits that hold it back, if it is `limited`; if its group, task or key is
+            paused, the name or pattern by which it is.
+        limit_of: Whose limit this is: `group`, `task`, `key` or `queue`.
         message: The message, also a dead one, unless it has ended.
     """
 

@@ -99,6 +99,20 @@ class Redrive(Struct, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[str], Meta(min_length=1, max_length=MANY_MAX)] | None = None
 
 
+class PauseQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The part of a queue to pause or resume, one of these; none: the queue.
+
+    Attributes:
+        group: The name of a group, or the beginning of names and a `*`.
+        task: The name of a task, or the beginning of names and a `*`.
+        key: A key, or the beginning of keys and a `*`.
+    """
+
+    group: str | None = None
+    task: str | None = None
+    key: str | None = None
+
+
 class Count(Struct):
     """A number.
 
@@ -174,19 +188,26 @@ async def drop_queue(call: RouteCall[None, None]) -> None:
 
 
 @route("POST", QUEUE + "/pause", Level.MANAGE, what=What.PAUSE)
-async def pause_queue(call: RouteCall[None, None]) -> Queue:
-    """Hold deliveries back; messages can still be put."""
+async def pause_queue(call: RouteCall[PauseQuery, None]) -> Queue:
+    """Hold deliveries back, all or a part of them; messages can still be put."""
     queue = await call.queue()
-    await queue.queue.pause()
+    await queue.queue.pause(**_part(call))
     return await _queue_of(queue)
 
 
 @route("POST", QUEUE + "/resume", Level.MANAGE, what=What.RESUME)
-async def resume_queue(call: RouteCall[None, None]) -> Queue:
-    """Deliver again."""
+async def resume_queue(call: RouteCall[PauseQuery, None]) -> Queue:
+    """Deliver again what was paused."""
     queue = await call.queue()
-    await queue.queue.resume()
+    await queue.queue.resume(**_part(call))
     return await _queue_of(queue)
+
+
+def _part(call: RouteCall[PauseQuery, None]) -> dict[str, str]:
+    """The part of a queue to pause or resume; a call is recorded with it."""
+    given = {of: name for of, name in asdict(call.query).items() if name is not None}
+    call.about = " ".join([call.place["queue"], *(f"{of} {name}" for of, name in given.items())])
+    return given
 
 
 @route("POST", QUEUE + "/purge", Level.DELETE, status=204, what=What.PURGE)
