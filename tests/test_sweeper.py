@@ -517,6 +517,30 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     assert 12 < asked <= 12 + 3 * 66
 
 
+def test_what_comes_due_during_a_long_sweep_does_not_wait_for_its_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    queue.pause(group="held")
+    queue.put_many({"body": "x", "group": "held"} for _ in range(20_000))
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=25)
+    engine = consumer._engine
+    read, due = engine.pages.read, list[int]()
+
+    def slowly(*wanted: Slice) -> list[Row]:
+        rows = read(*wanted)
+        if wanted[0].purpose == "sweep 60 s" and rows:
+            if not due:
+                queue.put("plain", delay="500ms")
+                queue.put("of a group", delay="500ms", group="other")
+            due.append(engine.ready.due)
+            stage.clock.advance(1)
+        return rows
+
+    engine.pages.read = slowly  # type: ignore[method-assign]
+    assert stage.drive(consumer, seconds=30, until=lambda: len(due) > 3)
+    assert due[:4] == [0, 2, 2, 2]
+
+
 def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_group(
     stage: Stage,
 ) -> None:

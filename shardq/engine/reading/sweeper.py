@@ -51,6 +51,8 @@ may have slept for a year, and a step must end. The sweep before a seal finds ol
 _AHEAD_MS = 1_000
 _MANY_MINUTES = 200
 """A sweep of more minutes than this first finds out which of them have rows, by one more read."""
+_POLL_ROWS = 5_000
+"""After so many rows a sweep polls: what comes due during a long sweep is handed out in time."""
 _SLICES_MAX = 64
 """Failures split a sweep into this many slices at most: one step reads all of them."""
 
@@ -353,6 +355,7 @@ class Sweeper(Part):
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._memory.known)
         rows, left = 0, set[int]()
+        unpolled = 0
         while after_ms < end_ms:
             if end_ms - after_ms > _MANY_MINUTES * self._layout.minute_ms:
                 # A clock that was set ahead, or a machine that slept, leaves many empty minutes:
@@ -370,6 +373,10 @@ class Sweeper(Part):
                         left.update(row.shard.lane for row in page if row.id not in read)
                     new = self._with_missed(self._groups.without_left(met), after_ms, stop_ms)
                     left.update(self._intake.accept(new))
+                    unpolled += len(page)
+                    if unpolled >= _POLL_ROWS:
+                        unpolled = 0
+                        before += self._reader.poll()
             except (StoreUnavailable, StoreTimeout):
                 # The step does its other work before the next try, which reads fewer rows at once.
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
