@@ -319,6 +319,38 @@ def test_fewer_places_hold_as_soon_as_deliveries_have_ended(stage: Stage) -> Non
     assert len(queue.receive(10)) == 1
 
 
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["same owner", "next owner"])
+def test_what_runs_out_by_fewer_places_waits_for_what_still_runs(
+    stage: Stage, *, is_taken_over: bool
+) -> None:
+    queue = reader = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 4)
+    first, second = queue.receive(10, visibility="20s")
+    receipt = queue.extend(second, "10m")
+    queue.alter(groups={})
+    if is_taken_over:
+        queue.close()
+        reader = stage.connect().queue("mail")
+    for _ in range(10):
+        stage.clock.advance(3)
+        assert reader.receive(10) == []
+    reader.ack(receipt)
+    assert [message.text for message in reader.receive(10, wait="1s")] == [first.text]
+
+
+@pytest.mark.parametrize("far_max", [5_000, 0], ids=["in memory", "in the store"])
+def test_more_places_hold_at_once_for_what_is_behind_a_head_at_a_caller(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, far_max: int
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.heads.FAR_MAX", far_max)
+    queue = stage.connect().queue("mail")
+    put(queue, "a", 4)
+    assert len(queue.receive(10, visibility="10m")) == 1
+    assert queue.receive(10, wait="3s") == []
+    queue.alter(groups={"places": 3})
+    assert len(queue.receive(10, visibility="10m", wait="6s")) == 2
+
+
 def test_a_name_comes_before_the_longest_pattern_and_a_pattern_before_each() -> None:
     limits = read_groups(
         {"places": 2, "eu-*": {"places": 3}, "eu-7*": {"places": 4}, "eu-77": {"places": 5}}

@@ -595,9 +595,7 @@ class Engine(Part):
         settings = self._register.settings
         self._apply_limits()
         if self.groups.has_new_limits:
-            # Heads that are not handed out yet are chosen anew, by the limits that hold now.
             self.groups.limit_anew()
-            self.intake.give_up(lambda one: one.grouped)
         self._clock.check(settings.offset_ms)
         self.leases.ttl_ms = settings.lease_ms
         self.lanes.assign_anew()

@@ -72,6 +72,8 @@ _escaped = json.JSONEncoder(separators=(",", ":")).encode
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NOTED = re.compile(r"([0-9]{1,18}):([0-9]{1,16}):([0-9a-f]{32})", re.ASCII)
 _WENT_ON = re.compile(r"(.*)#([0-9]{1,6})", re.ASCII | re.DOTALL)
+ALONG = "+"
+"""The first character of the claim of a row that was handed out along with its group's head."""
 _FAILURE = re.compile(r"([0-9]{1,15}):([fs]):(.*)", re.DOTALL)
 _RECEIVED = re.compile(r"([0-9]{1,15})(:[ln])?", re.ASCII)
 _LASTING, _NOTED_PLACE = ":l", ":n"
@@ -92,7 +94,8 @@ class Row(NamedTuple):
         origin_ms: The due first asked for; None while that is `due_ms`.
         group: The group, or None.
         claim: The member that holds the delivery under way; None if the row is no claim. In a group
-            lane, `begun_serial` follows if the row was edited since the delivery began.
+            lane, `begun_serial` follows if the row was edited since the delivery began, and `ALONG`
+            precedes if the caller got the row along with the head of its group.
         since_ms: For a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
         key: The name that the user gave the message, as `MessageKey.text` stores it; or None.
@@ -174,7 +177,13 @@ class Row(NamedTuple):
     def holder(self) -> str | None:
         """The member or caller that has the delivery under way; None if the row is no claim."""
         found = self._went_on()
-        return self.claim if found is None else found[1]
+        claim = self.claim if found is None else found[1]
+        return None if claim is None else claim.removeprefix(ALONG)
+
+    @property
+    def is_along(self) -> bool:
+        """True for a claim that takes no place of its group: its caller got it with the head."""
+        return (self.claim or "").startswith(ALONG)
 
     @property
     def begun_serial(self) -> int:
@@ -184,7 +193,7 @@ class Row(NamedTuple):
 
     def claim_of(self, holder: str) -> str:
         """The `claim` of a row in a group lane whose delivery continues with a holder."""
-        return f"{holder}#{self.begun_serial}"
+        return f"{ALONG if self.is_along else ''}{holder}#{self.begun_serial}"
 
     def _went_on(self) -> re.Match[str] | None:
         # Only a claim that was made in place has a `not_before_ms`.

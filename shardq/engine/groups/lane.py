@@ -54,13 +54,15 @@ class Group:
         is_ordered: True if its rows are delivered in order, one at a time.
         line: The line of its heads in `ready`; None: it has one place, and no rate or tier.
         heads: The first rows, each in `ready`, at a handler, being stored, or waiting for its time
-            -> the number of its wait, after which it is reread; 0: it does not wait.
+            -> the number of its wait, after which it is reread; 0: it does not wait. A claim that
+            was read while it runs is a head too, if need be beyond `places`.
         left: The number of the wait of a head that waits in the store; 0: there is none.
         rows: A heap of the rows behind the heads.
         coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
         after: Rows after this place were left in the store; None if no row was left.
-        claimed: Every claim behind the head is at this place or earlier.
+        claimed: Every claim behind the head is at this place or earlier. Such a claim was handed
+            out along with the head.
     """
 
     places: int = 1
@@ -120,11 +122,20 @@ class Group:
         self.coming += 1
         return True
 
-    def add(self, place: Place, one: Delivery) -> None:
-        """Add a row that `keep` accepted, at its place."""
+    def add(self, place: Place, one: Delivery, now_ms: int) -> bool:
+        """Add a row that `keep` accepted, at its place.
+
+        Returns:
+            True if it is a claim that runs and takes a place: it is a head now, and has to wait.
+        """
         self.coming = max(self.coming - 1, 0)
+        row = one.row
+        if row.claim is not None and row.ready_ms > now_ms and not row.is_along:
+            self.heads[one], self.left = 0, 0
+            return True
         heapq.heappush(self.rows, (place, one))
-        self.note_claim(one.row)
+        self.note_claim(row)
+        return False
 
     def note_claim(self, row: Row) -> None:
         """Update `claimed` by a row behind the head, if the row is a claim."""
@@ -178,24 +189,34 @@ class Group:
             heapq.heappush(rows, entry)
         return [one for _, one in taken]
 
-    def passed(self) -> Delivery | None:
-        """The head, if a row in memory comes before it; None in a group without order."""
+    def passed(self, now_ms: int) -> Delivery | None:
+        """The head, if a row in memory comes before it; None in a group without order.
+
+        A claim that still runs is passed by none.
+        """
         if not (self.is_ordered and self.rows):
             return None
-        return next((one for one in self.heads if self.rows[0][0] < place_of(one.row)), None)
+        for one in self.heads:
+            if self.rows[0][0] < place_of(one.row):
+                return None if one.row.claim is not None and one.row.ready_ms > now_ms else one
+        return None
 
     def take_back(self, head: Delivery) -> None:
         """Put a head, which no handler has, back among the other rows, in order."""
         del self.heads[head]
-        self.add(place_of(head.row), head)
+        heapq.heappush(self.rows, (place_of(head.row), head))
 
     def leave(self) -> list[Delivery]:
         """Release the rows after the heads and after the last claim to the store; returns them."""
         if not self.heads:
             return []
-        claimed = (place for place, one in self.rows if one.row.claim is not None)
-        heads = (place_of(head.row) for head in self.heads)
-        last = max(*heads, *claimed, (-1, b""))
+        claimed = [place for place, one in self.rows if one.row.claim is not None]
+        heads = [place_of(head.row) for head in self.heads]
+        if self.after is not None:
+            heads = [place for place in heads if place <= self.after]
+        last = max((*heads, *claimed), default=None)
+        if last is None:
+            return []
         left = [one for place, one in self.rows if place > last]
         if left:
             self.rows = sorted(entry for entry in self.rows if entry[0] <= last)

@@ -271,10 +271,11 @@ class GroupLanes(Part):
         self, mine: GroupLane, rows: Sequence[Row], places: Iterable[Place]
     ) -> list[Delivery]:
         names: dict[str, None] = {}
-        groups = mine.groups
+        groups, now_ms = mine.groups, self._clock.now_ms()
         for place, one in zip(places, self._memory.take_in(rows, mine.lease), strict=True):
             name = one.row.group or ""
-            groups[name].add(place, one)
+            if groups[name].add(place, one, now_ms):
+                self._wait(groups[name], one, one.row.ready_ms)
             names[name] = None
         return self._offer(mine, names)
 
@@ -286,7 +287,7 @@ class GroupLanes(Part):
             group = mine.groups.get(name)
             if group is None:
                 continue
-            if (passed := group.passed()) is not None and self._take_out(group, passed):
+            if (passed := group.passed(now_ms)) is not None and self._take_out(group, passed):
                 group.take_back(passed)
             while (one := group.next(now_ms)) is not None:
                 if one.is_stale or one.row.ready_ms > now_ms:
@@ -304,6 +305,9 @@ class GroupLanes(Part):
     def _wait(self, group: Group, head: Delivery, until_ms: int) -> None:
         """Let a head wait for its time; without order, a head that no one has holds its group."""
         self._heads.wait(group, head, until_ms)
+        self._hold_line(group, head)
+
+    def _hold_line(self, group: Group, head: Delivery) -> None:
         row = head.row
         if group.line is not None and row.not_before_ms is not None and row.claim is None:
             self._ready.hold(group.line, row.not_before_ms - self._clock.now_ms())
@@ -464,11 +468,27 @@ class GroupLanes(Part):
         return {reason: count for reason, count in counts.items() if reason and count}
 
     def limit_anew(self) -> None:
-        """Let the limits in the queue's settings hold from now on."""
+        """Let the limits in the queue's settings hold from now on.
+
+        Heads that no handler has are chosen anew from the rows in memory. Groups whose heads wait
+        in the store are reread.
+        """
         self._limits = limits_of(self._register.settings.group_limits)
+        offered: list[Delivery] = []
         with self._lock:
+            out = set(self._ready.remove(lambda one: one.grouped))
             for mine in self._lanes.values():
                 mine.limit(self._limits, self._clock.boot_us())
+                for name, group in mine.groups.items():
+                    for head in out.intersection(group.heads):
+                        if head.careful:
+                            mine.give_back_care(name)
+                        group.take_back(head)
+                    for head in group.heads:
+                        self._hold_line(group, head)
+                offered += self._offer(mine, list(mine.groups))
+        self._ready.add(offered)
+        self.wake()
         self._is_hungry = True
 
     def keeps_order(self, row: Row) -> bool:
@@ -554,14 +574,15 @@ class GroupLanes(Part):
             self.stored(one)
             return
         self._memory.replace(one, row)
+        now_ms = self._clock.now_ms()
         with self._lock:
-            if row.ready_ms > self._clock.now_ms() or not self._leases.is_valid(mine.lease):
+            if row.ready_ms > now_ms or not self._leases.is_valid(mine.lease):
                 # Another process may have settled it so that its group waits.
-                self._wait(group, one, max(row.ready_ms, self._clock.now_ms() + _AGAIN_MS))
+                self._wait(group, one, max(row.ready_ms, now_ms + _AGAIN_MS))
                 return
             group.heads[one] = 0
             # Its group may have fewer places by now, or be paused.
-            is_back = group.passed() is one or len(group.heads) > group.places
+            is_back = group.passed(now_ms) is one or len(group.heads) > group.places
             one.lead(careful=not is_back and mine.needs_care(row))
             one.line_up(group.line)
             heads = [one]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.lifecycle.hub import BATCH_BYTES, BATCH_ROWS
-from shardq.model.message import Message, Row
+from shardq.model.message import ALONG, Message, Row
 from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
@@ -206,11 +206,13 @@ class Claims:
     def _plan(self, one: Delivery, caller: ReceiveCall) -> RowMove | Row:
         """Plan the claim of a row: a move or, for a row of a group, the row as edited in place."""
         engine = self._engine
-        planner, member = self._home.settler.planner, self._home.member
-        # Taking a row out of `ready` sets its attempt, and a follower was not taken out.
-        attempt = one.attempt or one.row.attempt + 1
+        planner, holder = self._home.settler.planner, self._home.member
+        attempt = one.attempt
+        if not attempt:
+            # Taking a row out of `ready` sets its attempt: this one is a follower.
+            attempt, holder = one.row.attempt + 1, ALONG + holder
         plan = planner.receive(
-            one.row, caller.visibility_ms, attempt, holder=member, is_lasting=caller.is_lasting
+            one.row, caller.visibility_ms, attempt, holder=holder, is_lasting=caller.is_lasting
         )
         return engine.groups.edits.numbered(one, plan) if isinstance(plan, Row) else plan
 
