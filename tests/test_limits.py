@@ -338,6 +338,23 @@ def test_what_runs_out_by_fewer_places_waits_for_what_still_runs(
     assert [message.text for message in reader.receive(10, wait="1s")] == [first.text]
 
 
+@on_each_store
+def test_a_new_owner_counts_all_claims_of_a_group_before_it_begins_any_of_it(world: World) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, groups={"places": 300})
+    put(queue, "a", 600)
+    assert len(queue.receive(100, visibility="4s", wait="2s")) == 100
+    lasting = [one for _ in range(2) for one in queue.receive(100, visibility="10m", wait="2s")]
+    assert len(lasting) == 200
+    queue.alter(groups={"places": 150})
+    queue.close()
+    world.pass_time(5)
+    other = world.connect().queue(name)
+    assert other.receive(100, wait="2s") == []
+    queue.ack(*lasting[:60])
+    assert len(other.receive(100, wait="2s")) == 10
+
+
 @pytest.mark.parametrize("far_max", [5_000, 0], ids=["in memory", "in the store"])
 def test_more_places_hold_at_once_for_what_is_behind_a_head_at_a_caller(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, far_max: int

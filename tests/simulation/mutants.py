@@ -172,7 +172,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a head is handed out before its time": (
         (GroupLanes, "again", "max(row.ready_ms, after_ms)", "self._clock.now_ms()"),
-        (GroupLanes, "_renew", "if row.ready_ms > self._clock.now_ms() or", "if"),
+        (GroupLanes, "_renew", "if row.ready_ms > now_ms or", "if"),
     ),
     "the next of a group begins before the one before has ended": (
         (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.engine.handing.delivery import HeadLine
 from shardq.model.ids import order_key
-from shardq.model.limits import ORDERED, Bucket
+from shardq.model.limits import ORDERED, PLACES_MAX, Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -38,6 +38,9 @@ LAST = b"\xff" * 16
 """Sorts after every row id in a place. No row has this id: Cassandra would refuse it."""
 GROUP_ROWS_MIN = 250
 """A group is hungry if it has fewer rows in memory than this, and more in the store."""
+_COUNTED_ROWS = 2 * PLACES_MAX
+"""No claim of a group is behind so many of its rows: its places were taken by its first rows, and
+rows that have ended since may not be deleted yet."""
 
 
 def place_of(row: Row) -> Place:
@@ -61,6 +64,9 @@ class Group:
         coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
         after: Rows after this place were left in the store; None if no row was left.
+        is_counted: True once all claims of the group have been read. Until then no head is chosen
+            but claims.
+        read: While it is not counted: how many of its rows were read.
         claimed: Every claim behind the head is at this place or earlier. Such a claim was handed
             out along with the head.
     """
@@ -74,6 +80,8 @@ class Group:
     coming: int = 0
     last: Place = (-1, b"")
     after: Place | None = None
+    is_counted: bool = True
+    read: int = 0
     claimed: Place = (-1, b"")
 
     @property
@@ -90,7 +98,7 @@ class Group:
     @property
     def has_place(self) -> bool:
         """True if it may have one more head."""
-        return len(self.heads) < self.places
+        return self.is_counted and len(self.heads) < self.places
 
     def has_room(self, room: int) -> bool:
         """True if one more row may be kept: a group's first row always, others if memory has room.
@@ -109,6 +117,7 @@ class Group:
             place: The row's place.
             room: How many more rows behind heads fit into memory.
         """
+        self.read += 1
         if self.after is not None and place > self.after:
             return False
         if place > self.last:
@@ -260,6 +269,8 @@ class GroupLane:
         cared: Group -> its heads that were due at the take-over and were handed out with care.
         buckets: Group with a rate -> its tokens.
         empty_us: When the tokens of all groups were none, time since boot.
+        uncounted_ms: Claims of rows due up to this may not have been read yet, epoch milliseconds;
+            None: all have been.
     """
 
     number: int
@@ -273,6 +284,7 @@ class GroupLane:
     looked_ms: int = 0
     cared: Counter[str] = field(default_factory=Counter)
     buckets: dict[str, Bucket] = field(default_factory=dict)
+    uncounted_ms: int | None = None
 
     @property
     def is_at_work(self) -> bool:
@@ -298,9 +310,14 @@ class GroupLane:
         group = self.groups.get(row.group or "")
         return group is not None and group.after is not None and place_of(row) > group.after
 
-    def keep(self, name: str, place: Place, room: int) -> bool:
-        """Decide whether a row of a group is kept in memory; the first row of a group is."""
-        return self.group(name).keep(place, room)
+    def keep(self, row: Row, place: Place, room: int, now_ms: int) -> bool:
+        """Decide whether a row is kept in memory; a group's first row is, and claims that run."""
+        group = self.group(row.group or "")
+        if group.keep(place, room):
+            return True
+        is_kept = row.claim is not None and row.ready_ms > now_ms and not row.is_along
+        group.coming += is_kept
+        return is_kept
 
     def group(self, name: str) -> Group:
         """Return a group, made if it has no rows yet."""
@@ -322,6 +339,7 @@ class GroupLane:
     def _limit(self, name: str, group: Group) -> None:
         limit = self.limits.of(name)
         group.is_ordered = limit.places == 1
+        group.is_counted = self._is_counted(group)
         if self.limits.pause_of(name) is not None:
             group.places, group.line = 0, None
             return
@@ -332,6 +350,34 @@ class GroupLane:
         if limit.rates:
             bucket = self.buckets.setdefault(name, Bucket(limit.rates, self.empty_us))
         group.places, group.line = limit.places, HeadLine(limit.tier, bucket)
+
+    def _is_counted(self, group: Group) -> bool:
+        """True if a group may begin: all its claims were read, or it has one place, in order."""
+        return self.uncounted_ms is None or group.is_ordered or group.read >= _COUNTED_ROWS
+
+    def uncount(self, until_ms: int) -> None:
+        """Let no group of several places begin until the lane was read up to a due."""
+        self.uncounted_ms = until_ms
+        for group in self.groups.values():
+            group.read = 0
+            group.is_counted = self._is_counted(group)
+
+    def count(self, read_ms: int) -> list[str]:
+        """Let groups begin whose claims have all been read; returns their names.
+
+        Args:
+            read_ms: The due up to which the lane was read.
+        """
+        if self.uncounted_ms is not None and read_ms >= self.uncounted_ms:
+            self.uncounted_ms = None
+        counted = [
+            name
+            for name, group in self.groups.items()
+            if not group.is_counted and self._is_counted(group)
+        ]
+        for name in counted:
+            self.groups[name].is_counted = True
+        return counted
 
     def forget_full(self, now_us: int) -> None:
         """Forget the tokens of groups that have no rows and that took none lately."""

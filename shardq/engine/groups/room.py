@@ -78,6 +78,8 @@ class GroupLanes(Part):
         """Place of a row to reread -> True if the row is known to be gone."""
         self._tidied_ms = 0
         self._wished: set[int] = set()
+        self.uncounted: set[int] = set()
+        """The lanes whose claims may not all have been read since this member took them over."""
         self._ahead_ms: set[int] = set()
         """Dues of rows that were read before they were due, and are reread then; 2,000 at most."""
         self._polled_to_ms = 0
@@ -181,11 +183,12 @@ class GroupLanes(Part):
                 mine = self._lanes[number] = GroupLane(
                     number, lease, self._limits, self._clock.boot_us()
                 )
+                self._uncount(mine)
                 mine.listed = dict(found.get(number, {}))
                 mine.touched = set(mine.listed)
                 for one in [one for one in self._begun if one.row.shard.lane == number]:
                     name = one.row.group or ""
-                    mine.keep(name, place_of(one.row), ROWS_MAX)
+                    mine.keep(one.row, place_of(one.row), ROWS_MAX, 0)
                     mine.groups[name].heads[one] = 0
                     mine.groups[name].coming = 0
                     del self._begun[one]
@@ -198,10 +201,39 @@ class GroupLanes(Part):
                     first_ms[number] = min(due_ms, first_ms.get(number, due_ms))
         return first_ms
 
+    def _uncount(self, mine: GroupLane) -> None:
+        """Count the claims of a lane anew: the former owner may have handed out what is due."""
+        until_ms = self._clock.now_ms()
+        if (lane := self._memory.lanes.get(mine.number)) is not None:
+            lane.seen_ms = until_ms
+        if self._isolated:
+            layout = self._register.layout
+            until_ms = layout.end_ms(layout.newest_sealable(until_ms)) - 1
+        mine.uncount(until_ms)
+        self.uncounted.add(mine.number)
+
+    def _count(self, now_ms: int) -> None:
+        """Let groups begin whose claims have all been read."""
+        heads: list[Delivery] = []
+        with self._lock:
+            for number in list(self.uncounted):
+                mine, lane = self._lanes.get(number), self._memory.lanes.get(number)
+                if mine is None or lane is None:
+                    self.uncounted.discard(number)
+                    continue
+                # If the clock was set back, the lane is not read so far for long. Without room it
+                # is not read on before some of what is in memory has begun.
+                is_read = lane.read_ms >= now_ms or not self.has_room
+                heads += self._offer(mine, mine.count(NEVER if is_read else lane.read_ms))
+                if mine.uncounted_ms is None:
+                    self.uncounted.discard(number)
+        self._ready.add(heads)
+
     def drop(self, lanes: Iterable[int]) -> None:
         """Stop owning lanes whose rows that have not begun were released by the caller."""
         with self._lock:
             for number in lanes:
+                self.uncounted.discard(number)
                 mine = self._lanes.pop(number, None)
                 lost = sorted(at for at in self._looks if at.shard.lane == number)
                 self.edits.tell_of(lost)
@@ -244,7 +276,7 @@ class GroupLanes(Part):
                 if minute <= lane.sealed and due_ms < mine.listed.get(minute, NEVER):
                     mine.touched.add(minute)
                 place = due_ms, order_key(row.id)
-                if keep(row.group or "", place, room - len(kept)):
+                if keep(row, place, room - len(kept), now_ms):
                     kept.append(row)
                     places.append(place)
             return self._take_in(mine, kept, places)
@@ -434,6 +466,7 @@ class GroupLanes(Part):
             out = set(self._ready.remove(heads.__contains__)) if heads else set()
             touched: list[tuple[GroupLane, str]] = []
             for mine in self._lanes.values():
+                is_claim = False
                 for name, group in mine.groups.items():
                     taken = group.remove(unwanted)
                     for head in heads.intersection(group.heads):
@@ -442,12 +475,15 @@ class GroupLanes(Part):
                             del group.heads[head]
                             mine.give_back_care(name)
                     if taken:
+                        is_claim = is_claim or any(one.row.claim is not None for one in taken)
                         removed += taken
                         group.after = None
                         group.last = max(
                             (place_of(head.row) for head in group.heads), default=(-1, b"")
                         )
                         touched.append((mine, name))
+                if is_claim:
+                    self._uncount(mine)
             offered = [one for mine, name in touched for one in self._offer(mine, (name,))]
         self._ready.add(offered)
         return removed
@@ -519,6 +555,8 @@ class GroupLanes(Part):
             accept: Called with rows that notes name and that are not in memory; takes them in.
         """
         now_ms = self._clock.now_ms()
+        if self.uncounted:
+            self._count(now_ms)
         self._leave_far()
         while due := self._due(now_ms):
             self._reread_heads(due)

@@ -169,9 +169,9 @@ class Reader(Part):
     def is_lagging(self) -> bool:
         """True if a lane has more rows to read, and can be read right now."""
         now_ms = self._clock.now_ms()
-        until_ms = self._until_ms(now_ms)
+        until_ms, uncounted = self._until_ms(now_ms), self._groups.uncounted
         return any(
-            not lane.is_current(until_ms, self._layout)
+            (not lane.is_current(until_ms, self._layout) or lane.number in uncounted)
             and self._room_behind(lane) > 0
             and lane.retry_ms <= now_ms
             for lane in self._memory.polled
