@@ -789,6 +789,17 @@ def test_a_burst_is_spread_over_its_tolerance_by_the_budget_of_its_queue(stage: 
     assert most_within([1_000 * at_ms for at_ms in dues_ms], 2_000_000) <= 6
 
 
+def test_a_budget_whose_time_is_changed_takes_no_slots_of_the_former_one(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"budget": "5/h"})
+    now_ms = stage.clock.now_ms()
+    hour_ms = now_ms - now_ms % 3_600_000 + 3_600_000
+    queue.put_many({"body": "", "due": moment_of(hour_ms), "spread": "30m"} for _ in range(5))
+    queue.alter(limits={"budget": "5/2h"})
+    # This stretch of two hours has the number of that of one hour.
+    message = queue.put("", due=moment_of(2 * hour_ms), spread="30m")
+    assert message._row.due_ms == 2 * hour_ms
+
+
 def test_what_finds_no_room_in_its_tolerance_is_due_at_its_end(stage: Stage) -> None:
     queue = stage.connect().queue("mail", limits={"budget": "10/m"})
     due = moment_of(stage.clock.now_ms() + 600_000 - stage.clock.now_ms() % 60_000)

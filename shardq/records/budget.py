@@ -11,19 +11,24 @@ stay free: a stretch may have fewer messages than its budget.
 
 from __future__ import annotations
 
+import math
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardq import locks
 from shardq.errors import StoreUnavailable
 from shardq.model.limits import queue_limit_of
+from shardq.records.exchange import exchange
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shardq.clock import Clock
     from shardq.model.limits import BeginRate
     from shardq.records.register import Register
     from shardq.stores.store import Store
+    from shardq.stores.tables import Place
 
 _TRIES = 20
 _BLOCKS_MAX: Final = 1_000
@@ -46,8 +51,8 @@ class Budget:
         self._clock = clock
         self._register = register
         self._lock = locks.new()
-        self._blocks: dict[int, tuple[int, int, int]] = {}
-        """Stretch -> the next slot of the block, its end, and its size."""
+        self._blocks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """Length and number of a stretch -> the next slot of the block, its end, and its size."""
 
     def due_ms(self, wanted_ms: int, spread_ms: int) -> int:
         """The due of a put that may be late by `spread_ms`; takes a slot.
@@ -83,45 +88,44 @@ class Budget:
         most = rate.number - first
         if most <= 0:
             return None
-        slot, end, size = self._blocks.get(stretch, (0, 0, 0))
+        key = rate.per_ms, stretch
+        slot, end, size = self._blocks.get(key, (0, 0, 0))
         if slot >= end:
             if slot and slot >= most:
                 return None
             slot, end = self._take(stretch, rate, max(min(2 * size, rate.number // 10), 1))
             size = end - slot
         if slot >= min(end, most):
-            self._keep(stretch, (max(slot, end), end, size))
+            self._keep(key, (max(slot, end), end, size))
             return None
-        self._keep(stretch, (slot + 1, end, size))
+        self._keep(key, (slot + 1, end, size))
         return slot
 
-    def _keep(self, stretch: int, block: tuple[int, int, int]) -> None:
-        if len(self._blocks) >= _BLOCKS_MAX and stretch not in self._blocks:
-            del self._blocks[min(self._blocks)]
-        self._blocks[stretch] = block
+    def _keep(self, key: tuple[int, int], block: tuple[int, int, int]) -> None:
+        if len(self._blocks) >= _BLOCKS_MAX and key not in self._blocks:
+            del self._blocks[min(self._blocks, key=math.prod)]
+        self._blocks[key] = block
 
     def _take(self, stretch: int, rate: BeginRate, size: int) -> tuple[int, int]:
         """Take a block of slots: the first, and the one after the last; empty if none is free."""
         partition, name = (self._register.totals_key,), f"put {rate.per_ms} {stretch}"
-        seen = self._store.notes(LIMITS, partition, [name]).get(name)
-        for _ in range(_TRIES):
+        left_ms = (stretch + 1) * rate.per_ms - self._clock.now_ms()
+        ttl_ms = min(max(left_ms, 0) + _KEPT_MS, _TTL_MS_MAX)
+        block = 0, 0
+
+        def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
+            nonlocal block
+            seen = values["shares"]
             taken = int(seen) if seen is not None and seen.isdecimal() else 0
-            if taken >= rate.number:
-                return taken, taken
-            end = min(taken + size, rate.number)
-            left_ms = (stretch + 1) * rate.per_ms - self._clock.now_ms()
-            change = Change(
-                partition,
-                (name,),
-                {"shares": seen},
-                {"shares": f"{end}"},
-                ttl_ms=min(max(left_ms, 0) + _KEPT_MS, _TTL_MS_MAX),
-            )
-            refused = self._store.write_records(LIMITS, [change])
-            if not refused:
-                return taken, end
-            [present] = refused.values()
-            seen = present["shares"]
+            block = taken, max(min(taken + size, rate.number), taken)
+            if block[1] == taken:
+                return None
+            return Change(*place, {"shares": seen}, {"shares": f"{block[1]}"}, ttl_ms=ttl_ms)
+
+        seen = self._store.notes(LIMITS, partition, [name]).get(name)
+        present = {(partition, (name,)): {"shares": seen}}
+        if exchange(self._store, LIMITS, present, plan, tries=_TRIES):
+            return block
         raise StoreUnavailable(
             f"a message could not be put into queue {self._register.name!r} within its budget: "
             f"other processes kept taking slots; put it again."

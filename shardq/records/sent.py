@@ -13,7 +13,7 @@ come before the row, so a repeat writes the same row again. A deleted row stays 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from shardq.errors import StoreCorrupt, StoreUnavailable, shown
 from shardq.model.ids import birth_us
 from shardq.model.key import bucket_of
 from shardq.model.shard import Shard
+from shardq.records.exchange import exchange
 from shardq.stores.tables import SENT, Change
 
 if TYPE_CHECKING:
@@ -77,32 +78,25 @@ class Sent:
             StoreTimeout: Some rows may be written; a repeat writes nothing twice.
             StoreUnavailable: No row is written, or other processes keep changing a name.
         """
-        found: dict[str, Row] = {}
-        seen: dict[str, str | None] = dict.fromkeys(rows)
+        found: dict[str, Row] = dict(rows)
         again: list[Row] = []
-        for _ in range(_TRIES):
-            changes = [self._change(name, rows[name], there) for name, there in seen.items()]
-            refused = self._store.write_records(SENT, changes)
-            names, seen = seen, {}
-            for name in names:
-                place = self._place(name)
-                if place not in refused:
-                    found[name] = rows[name]
-                    continue
-                row, text = rows[name], refused[place]["place"]
-                first = None if text is None else self._read(text)
-                if first is None or self._is_over(first):
-                    seen[name] = text
-                    continue
-                shard = Shard(row.shard.queue, first.minute, first.lane)
-                found[name] = row._replace(
-                    shard=shard, due_ms=first.due_ms, id=first.row, name=first.id
-                )
-                if self._store.write_timeout_ms and first.digest == _digest(row):
-                    again.append(found[name])
-            if not seen:
-                break
-        else:
+
+        def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
+            (name,) = place[1]
+            row, text = rows[name], values["place"]
+            first = None if text is None else self._read(text)
+            if first is None or self._is_over(first):
+                return self._change(name, row, text)
+            shard = Shard(row.shard.queue, first.minute, first.lane)
+            found[name] = row._replace(
+                shard=shard, due_ms=first.due_ms, id=first.row, name=first.id
+            )
+            if self._store.write_timeout_ms and first.digest == _digest(row):
+                again.append(found[name])
+            return None
+
+        unread = {self._place(name): {"place": None} for name in rows}
+        if not exchange(self._store, SENT, unread, plan, tries=_TRIES):
             raise StoreUnavailable(
                 f"messages of queue {self._register.name!r} could not be put once: other processes "
                 f"kept changing their names; put them again."

@@ -13,11 +13,12 @@ rest to the others. Where there is less than one for each, the members take turn
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from shardq.errors import shown
+from shardq.records.exchange import exchange
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.records.register import Register
     from shardq.stores.store import Store
+    from shardq.stores.tables import Place
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +116,9 @@ class Shares:
         self._name = name
         self._member = member
         self._damaged_us: int | None = None
+        self._asked_us = 0
+        self._part: int | None = None
+        """The share that the write under way asks for."""
         self.granted = GrantedShare()
 
     def take(self, total: int, *, used: Callable[[], int], wants: int, turn_ms: int) -> None:
@@ -134,12 +139,14 @@ class Shares:
             StoreTimeout, StoreUnavailable: Try again.
         """
         partition = (self._register.totals_key,)
-        seen = self._store.notes(LIMITS, partition, [self._name]).get(self._name)
-        for _ in range(_TRIES):
-            begun_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+
+        def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
+            seen = values["shares"]
+            self._asked_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+            self._part = None
             present = self._read(seen)
             if present is None:
-                return
+                return None
             others = {
                 name: share
                 for name, share in present.items()
@@ -155,19 +162,20 @@ class Shares:
             mine = Share(max(used(), part), now_ms + SHARE_MS, wants)
             before = present.get(self._member)
             if before is not None and has_part and self._lasts(before, mine, now_ms):
-                return
+                return None
             new = others | ({self._member: mine} if mine.units or mine.wants else {})
             if before is None and new == others:
-                return
+                return None
+            self._part = part
             text = msgspec.json.encode(new, order="deterministic").decode()
-            change = Change(partition, (self._name,), {"shares": seen}, {"shares": text})
-            refused = self._store.write_records(LIMITS, [change])
-            if not refused:
-                until_us = begun_us + 1_000 * SHARE_MS
-                self.granted = GrantedShare(part, until_us, begun_us)
-                return
-            [found] = refused.values()
-            seen = found["shares"]
+            return Change(*place, {"shares": seen}, {"shares": text})
+
+        seen = self._store.notes(LIMITS, partition, [self._name]).get(self._name)
+        present = {(partition, (self._name,)): {"shares": seen}}
+        is_done = exchange(self._store, LIMITS, present, plan, tries=_TRIES)
+        if is_done and self._part is not None:
+            until_us = self._asked_us + 1_000 * SHARE_MS
+            self.granted = GrantedShare(self._part, until_us, self._asked_us)
 
     def _lasts(self, before: Share, mine: Share, now_ms: int) -> bool:
         """True if a share need not be written again yet."""
