@@ -276,6 +276,7 @@ class Engine(Part):
         try:
             self.pages.renew()
             if lost := self.pages.lost:
+                self.groups.reread_lost(lost)
                 self.intake.give_up(lambda one: one.lease in lost)
                 lost.clear()
             new = 0 if read is None else read()

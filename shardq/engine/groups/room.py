@@ -229,6 +229,16 @@ class GroupLanes(Part):
                     self.uncounted.discard(number)
         self._ready.add(heads)
 
+    def reread_lost(self, leases: Collection[Lease]) -> None:
+        """Reread lanes whose leases were lost, though all their rows may be left in the store."""
+        for number, mine in self._lanes.items():
+            lane = self._memory.lanes.get(number)
+            if lane is not None and mine.lease in leases:
+                with self._lock:
+                    due_ms = mine.left_ms()
+                if due_ms is not None:
+                    self._memory.go_back_to(lane, due_ms)
+
     def drop(self, lanes: Iterable[int]) -> None:
         """Stop owning lanes whose rows that have not begun were released by the caller."""
         with self._lock:
