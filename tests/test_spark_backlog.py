@@ -126,7 +126,7 @@ def test_a_report_tells_what_is_due_when_and_when_it_is_done(here: Bench) -> Non
 
     held = f"{here.queue.name} holds 700 messages in {shards} shards"
     assert report.line().startswith(f"{held}; the first is due at ")
-    assert "At 5 messages/s, as given, all is done by" in report.line()
+    assert "At 5/s, as given, all is done by" in report.line()
     assert [minute.rows for minute in report.hottest()] == [600, 100]
     assert "  600 messages, 10/s; lane " in report.lines()[0]
     html = report.page()
@@ -298,4 +298,4 @@ def test_a_queue_made_in_this_hour_is_judged_from_then_on() -> None:
         found = backlog.present_rate(home.store, home.register, home.clock.now_ms())
 
     assert found == Rate(0.5, 0.0, made_ms, 100_000)
-    assert str(found).startswith("0.5 messages/s, as many as left since ")
+    assert str(found).startswith("0.5/s, as many as left since ")

@@ -26,6 +26,7 @@ from pyspark_shardq.plots import OF_GROUPS
 from pyspark_shardq.spread import Spread
 from shardq.errors import BadSetting, shown
 from shardq.inspection import scan
+from shardq.inspection.outlook import speed
 from shardq.model.shard import lane_name
 from shardq.model.text import plural
 from shardq.model.times import duration_ms, iso, span
@@ -88,10 +89,10 @@ class Rate:
 
     def __str__(self) -> str:
         """The rate, with its source."""
-        speed = f"{_speed(self.left)} messages/s"
         if self.since_ms is None:
-            return f"{speed}, as given,"
-        return f"{speed}, as many as left since {_clock(self.since_ms)} by the stored totals,"
+            return f"{speed(self.left)}, as given,"
+        since = _clock(self.since_ms)
+        return f"{speed(self.left)}, as many as left since {since} by the stored totals,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class BacklogReport(JobOutcome):
         """The hot minutes ahead, a line each."""
         return [
             f"{_clock(minute.start_ms)}  {plural(minute.rows, 'message')}, "
-            f"{_speed(self._a_second(minute.rows))}/s; {lane_name(minute.lane)} has "
+            f"{speed(self._a_second(minute.rows))}; {lane_name(minute.lane)} has "
             f"{minute.fullest:,}"
             for minute in self.hottest()
         ]
@@ -236,10 +237,10 @@ class BacklogReport(JobOutcome):
             section(
                 "Hot minutes ahead",
                 table(
-                    "minute|>messages|>messages/s|>fullest lane|>its messages",
+                    "minute|>messages|>rate|>fullest lane|>its messages",
                     (
                         (
-                            *(_clock(one.start_ms), one.rows, _speed(self._a_second(one.rows))),
+                            *(_clock(one.start_ms), one.rows, speed(self._a_second(one.rows))),
                             *(one.lane, one.fullest),
                         )
                         for one in self.hottest()
@@ -486,19 +487,6 @@ def _clock(epoch_ms: int) -> str:
     '1970-01-01T00:01:30Z'
     """
     return iso(epoch_ms // 1_000 * 1_000).replace(".000", "")
-
-
-def _speed(a_second: float) -> str:
-    """A rate, to two or three digits.
-
-    >>> _speed(1_234.5), _speed(5), _speed(0.517), _speed(0.001), _speed(0)
-    ('1,234', '5', '0.52', 'under 0.01', '0')
-    """
-    if 0 < a_second < 0.01:
-        return "under 0.01"
-    if a_second >= 100:
-        return f"{a_second:,.0f}"
-    return f"{a_second:.2f}".rstrip("0").rstrip(".")
 
 
 def _are(count: int) -> str:
