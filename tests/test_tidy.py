@@ -265,6 +265,11 @@ def test_both_distributions_have_one_version() -> None:
     assert f"shardq[plots]=={shardq.__version__}" in project["dependencies"]
 
 
+def test_the_page_of_a_distribution_on_an_index_links_to_no_file_beside_it() -> None:
+    page = (SPARK.parent / "README.md").read_text()
+    assert set(re.findall(r"\]\((.*?:|)", page)) == {"https:"}
+
+
 def reached_in(path: Path) -> set[str]:
     """Attributes and distributions that a module names."""
     attributes = {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
