@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from examples import EXAMPLES
 from hypothesis import settings
-from stages import busy, in_steps, queue, stage, world  # noqa: F401 - fixtures of all tests
+from stages import busy, db, in_steps, queue, stage, url, world  # noqa: F401 - fixtures of all tests
 from worlds import own_keyspace
 
 from shardq import node
@@ -248,8 +248,8 @@ def cassandra_url(shared: Path) -> str:
 @pytest.fixture
 def own_url(cassandra_url: str) -> Iterator[str]:
     """The url of a keyspace that does not exist yet; the test may make it."""
-    with own_keyspace(cassandra_url) as url:
-        yield url
+    with own_keyspace(cassandra_url) as made:
+        yield made
 
 
 def _started(shared: Path) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from keyed import as_elsewhere
@@ -37,11 +36,3 @@ def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
     else:
         stage: Stage = request.getfixturevalue(request.param)
         yield stage.connect().queue(name)
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    url: str = request.getfixturevalue("cassandra_url")
-    return url

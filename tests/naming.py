@@ -86,7 +86,6 @@ class Names:
 
     def note(self, new: Row, first: bytes | None = None) -> None:
         note = note_of(new, first)
-        assert note is not None
         self.store.note(note.table, note.partition, {note.key: note.values})
 
     def bury(self, row: Row) -> Row:

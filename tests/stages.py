@@ -13,8 +13,9 @@ from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from shardq import Queue
+    from shardq import Connection, Queue
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, RowMove
 
@@ -30,6 +31,11 @@ def stage() -> Iterator[Stage]:
 def queue(stage: Stage) -> Queue:
     """A queue of the stage, as it is unless settings are given."""
     return stage.connect().queue("mail")
+
+
+@pytest.fixture
+def db(stage: Stage) -> Connection:
+    return stage.connect()
 
 
 @pytest.fixture
@@ -55,6 +61,14 @@ def busy() -> Iterator[Stage]:
     """A stage whose consumers run their threads."""
     with Stage(threaded=True) as made:
         yield made
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A real store, in a real time; Cassandra by night, or where a test is `on_both_stores`."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("cassandra_url"))
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("cassandra", marks=pytest.mark.nightly)])

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 from apscheduler.triggers.date import DateTrigger
+from worlds import on_both_stores
 
 import shardq
 from shardq import aio, tasks
@@ -30,17 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 A_MINUTE = 60.0
-
-
-on_both_stores = pytest.mark.parametrize("url", ["sqlite", "cassandra"], indirect=True)
-"""The others are run on Cassandra by night alone: what they test is above the store."""
-
-
-@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    return str(request.getfixturevalue("cassandra_url"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from apscheduler.triggers.date import DateTrigger
 from test_aio import pooled
+from worlds import on_both_stores
 
 from shardq import Answer, App, aio
 from shardq.errors import BadArguments, JobFailed, JobTimeout, KeyTaken, NoResult, UsageError
@@ -20,16 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-on_both_stores = pytest.mark.parametrize("app", ["sqlite", "cassandra"], indirect=True)
-"""The others are run on Cassandra by night alone: what they test is above the store."""
-
-
-@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/jobs.db"
-    else:
-        url = request.getfixturevalue("cassandra_url")
+@pytest.fixture
+def app(url: str) -> Iterator[App]:
     with App(url, queue=f"aio-{uuid4().hex}", backoff="10ms", keep="1h") as made:
         yield made
 
@@ -86,7 +79,6 @@ async def test_a_job_is_found_moved_and_cancelled_by_its_key(app: App) -> None:
         assert job.key == "remind-ada"
         assert await faced.move("remind-ada", delay="1d") is Answer.DONE
         found = await faced.get("remind-ada")
-        assert found is not None
         assert found.id == job.id
         with pytest.raises(KeyTaken):
             await later.using(on_conflict="reject").put("ada")
@@ -204,6 +196,5 @@ async def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None
     assert names == ["eu", "once", "sync", "weekly"]
     assert (await made.run()).text == '{"region":"eu"}'
     found = await schedules.get("sync")
-    assert found is not None
     assert (found.revision, found.queue) == (1, app.queue_names[0])
     assert await schedules.get("gone") is None

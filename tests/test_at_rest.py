@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from reading import reading, write
 
@@ -11,12 +9,6 @@ from shardq import Consumer, Queue
 from shardq.records.together import Together
 from shardq.stores.tables import MEMBERS, QUEUES
 from shardq.testing import Stage
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage() as made:
-        yield made
 
 
 def rest(stage: Stage, consumer: Consumer, seconds: float) -> int:

@@ -71,18 +71,6 @@ def test_what_a_process_whose_clock_is_behind_enters_first_is_audited(stage: Sta
     assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
 
 
-def test_the_books_of_a_queue_made_anew_begin_with_its_new_life(stage: Stage) -> None:
-    db = stage.connect()
-    db.queue("mail").put("one", delay="1h")
-    db.queue("mail").drop()
-    stage.clock.advance(10)
-    queue = stage.connect().queue("mail")
-    queue.put("two", delay="1h")
-    assert queue.settings.history_from_ms == stage.clock.now_ms()
-    stage.clock.advance(1)
-    assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
-
-
 def test_every_outcome_is_counted_in_the_minute_of_its_put(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=1)
 

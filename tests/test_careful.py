@@ -246,7 +246,6 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     read(stage, consumer, rows=2)
     begins, runs = engine.ready.take(), engine.ready.take()
     assert begins is not None
-    assert runs is not None
     assert runs.run(runs.begun_us)
     # Its thread goes on once it has been passed over, and the other is being parked.
     stage.faults.call("move", lambda: consumer._deliver(begins))

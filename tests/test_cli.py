@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -43,15 +42,6 @@ def free_port() -> Iterator[int]:
 
 
 # Messages ------------------------------------------------------------------
-
-
-def test_what_is_put_is_consumed_and_the_queue_is_empty(shell: Shell) -> None:
-    put = shell.ok("put", "mail", "hello")
-    consumed = shell.ok("consume", "mail", "--until-empty", "--json")
-    assert [line["body"] for line in consumed.lines] == ["hello"]
-    assert consumed.lines[0]["id"] == put.out.strip()
-    assert consumed.lines[0]["attempt"] == 1
-    assert shell.ok("peek", "mail", "--json").lines == []
 
 
 def test_a_body_from_stdin_keeps_its_bytes(shell: Shell) -> None:
@@ -589,54 +579,6 @@ def test_all_that_wait_for_their_next_attempt_run_now_or_those_of_a_task_alone(
         assert "--task needs --failed" in shell.fails(
             Exit.USAGE, "move", "mail", "job-2", "--task", "a", "--delay", "0s"
         )
-
-
-def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> None:
-    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
-    shell.ok("put", "post", "x")
-    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", receipt[:-4])
-    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "Ag" * 40)
-    assert "not one of queue" in shell.fails(Exit.RECEIPT_BAD, "cancel", "post", receipt)
-    assert shell.ok("cancel", "mail", receipt).out == "cancelled\n"
-    assert shell.run("cancel", "mail", receipt).code == Exit.RECEIPT_STALE
-
-
-def test_a_body_that_is_too_large_is_refused(shell: Shell) -> None:
-    done = shell.run("put", "mail", stdin=bytes((1 << 20) + 1))
-    assert done.code == Exit.USAGE
-    assert "1,048,577 bytes" in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_a_file_that_is_no_database_is_left_as_it_is(shell: Shell) -> None:
-    path = shell.directory / "jobs.db"
-    path.write_text("dear diary, this is a longer text than a header of a database is\n" * 100)
-    before = path.read_bytes()
-    shell.fails(Exit.STORE_CORRUPT, "put", "mail", "x")
-    assert path.read_bytes() == before
-
-
-def test_another_programs_database_is_not_ours(shell: Shell) -> None:
-    with sqlite3.connect(shell.directory / "jobs.db") as theirs:
-        theirs.execute("CREATE TABLE messages (x)")
-    theirs.close()
-    assert shell.run("put", "mail", "x").code in {Exit.SCHEMA_MISSING, Exit.STORE_CORRUPT}
-
-
-def test_a_newer_schema_is_refused(shell: Shell) -> None:
-    shell.ok("put", "mail", "x")
-    path = shell.directory / "jobs.db"
-    with sqlite3.connect(path) as newer:
-        newer.execute("PRAGMA user_version = 999")
-    newer.close()
-    for command in (["put", "mail", "x"], ["init"]):
-        assert "newer" in shell.fails(Exit.SCHEMA_NEWER, *command)
-
-
-def test_a_directory_that_is_not_there_is_no_store(shell: Shell) -> None:
-    shell.fails(
-        Exit.STORE_UNAVAILABLE, "put", "mail", "x", url=f"sqlite:///{shell.directory}/no/jobs.db"
-    )
 
 
 def test_a_cassandra_that_is_down_is_unavailable(shell: Shell, free_port: int) -> None:

@@ -13,16 +13,6 @@ from shardq.inspection.dead import last
 from shardq.testing import Stage
 
 
-def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--attempts", "1")
-    shell.ok("put", "mail", "x", "--id", "order-7")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false", code=Exit.DIED)
-    assert "1 message back" in shell.ok("dead", "mail", "--redrive").out
-    assert shell.ok("dead", "mail", "--json").lines == []
-    again = shell.ok("consume", "mail", "--until-empty", "--json").lines
-    assert [(line["id"], line["body"]) for line in again] == [("order-7", "x")]
-
-
 @pytest.fixture
 def deaths(shell: Shell) -> Shell:
     """A queue `mail` of which three messages have died, of two reasons."""
@@ -51,11 +41,6 @@ def test_dead_are_redriven_by_id_or_reason_and_nothing_else(deaths: Shell) -> No
     assert {line["id"] for line in deaths.ok("peek", "mail", "--json").lines} == {
         "order-7", "order-8", "order-9",
     }  # fmt: skip
-
-
-def test_dead_and_peek_show_the_same_count_of_attempts(deaths: Shell) -> None:
-    for command in ("dead", "mail"), ("peek", "mail.dead"):
-        assert [line["attempts"] for line in deaths.ok(*command, "--json").lines] == [1, 1, 1]
 
 
 def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:

@@ -112,10 +112,6 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_done(
     assert not (app_shell.directory / "jobs.db").exists()
 
 
-def test_what_is_no_port_is_refused(app_shell: Shell) -> None:
-    assert "give PORT or HOST:PORT" in app_shell.fails(2, "work", "app", "--metrics", "many")
-
-
 def test_metrics_of_three_workers_of_two_processes_one_killed_add_up_to_the_ledger(
     app_shell: Shell,
 ) -> None:

@@ -164,16 +164,6 @@ def test_a_day_or_a_local_time_of_an_interval_is_one_of_utc(shell: Shell) -> Non
     assert told["trigger"].endswith(", until 2030-01-03T09:30:00.000Z")
 
 
-def test_making_the_very_same_again_changes_nothing_and_another_is_refused(shell: Shell) -> None:
-    add(shell, "nightly", *NIGHTLY)
-    before = shown(shell, "nightly")
-    add(shell, "nightly", *NIGHTLY)
-    assert shown(shell, "nightly") == before
-    told = shell.fails(Exit.KEY_TAKEN, "schedule", "add", "mail", "nightly", "x", "--every", "1h")
-    assert "another schedule 'nightly', cron 30 2 * * * Europe/Berlin; change that one" in told
-    assert shown(shell, "nightly") == before
-
-
 def test_a_schedule_puts_jobs_of_a_task_and_is_shown_as_their_call(shell: Shell) -> None:
     shell.ok(
         "schedule", "add", "crm", "sync", "--every", "1h", "--task", "app.sync", "--args",
@@ -212,30 +202,14 @@ def test_with_its_app_a_task_is_scheduled_as_it_is_declared(app_shell: Shell) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--cron", "0 25 * * *"], "the hour of cron '0 25 * * *' is '25'; it may hold 0-23"),
         (["--cron", "0 0 30 2 *"], "cron 0 0 30 2 * UTC would never fire: no time fits it."),
         (["--cron", "@daily", "--tz", "Europe/Berlni"], "there is no time zone 'Europe/Berlni'; d"),
         (
             ["--cron", "@daily", "--end", "2020-01-01"],
             "until 2020-01-01T00:00:00.000Z would never ",
         ),
-        (
-            ["--every", "1h", "--start", "2090-01-02T00:00Z", "--end", "2090-01-01T00:00Z"],
-            "every 1h would never fire: its end, 2090-01-01T00:00:00.000Z, is before its start, ",
-        ),
-        (
-            ["--every", "10m", "--jitter", "15m"],
-            "schedule 'x': a jitter of 15m is longer than the ",
-        ),
         (["--every", "10ms"], "a schedule fires once a second at most; 10ms is too short"),
         (["--every", "1h", "--count", "-1"], "'-1' is not a whole number of 0 or more."),
-        (["--every", "1h", "--count", "0"], "count must be 1 or more, not 0"),
-        (
-            ["--every", "1h", "--priority", "9"],
-            "priority must be below the 3 bands of queue 'mail'",
-        ),
-        (["--every", "1h", "--header", "schedule=x"], "header 'schedule' is the schedule's own"),
-        (["--every", "1h", "--key", "k", "--overlap", "skip"], "key and overlap contradict each"),
         (["--every", "1h", "--cron", "@daily"], "give --every or --cron, one of them."),
         (["--every", "1h", "--tz", "UTC"], "--tz goes with --cron: an interval is the same"),
         (["--tz", "UTC"], "give --every or --cron: when is it to fire?"),
@@ -311,46 +285,30 @@ def test_a_preview_tells_which_time_is_passed_by_and_why(shell: Shell) -> None:
     ]
 
 
+FIRST = "first of two 02:30, clocks go back"
+SECOND = "second of two 02:30, clocks go back"
+
+
 @pytest.mark.parametrize(
-    ("twice", "said"),
+    ("twice", "first", "second"),
     [
-        (
-            "first",
-            [
-                "02:30 +02:00   00:30  first of two 02:30, clocks go back",
-                "clocks go back: 03:00 +02:00 becomes 02:00 +01:00",
-                "not fired: second of two 02:30, clocks go back",
-            ],
-        ),
-        (
-            "last",
-            [
-                "not fired: first of two 02:30, clocks go back",
-                "clocks go back: 03:00 +02:00 becomes 02:00 +01:00",
-                "02:30 +01:00   01:30  second of two 02:30, clocks go back",
-            ],
-        ),
-        (
-            "both",
-            [
-                "02:30 +02:00   00:30  first of two 02:30, clocks go back",
-                "clocks go back: 03:00 +02:00 becomes 02:00 +01:00",
-                "02:30 +01:00   01:30  second of two 02:30, clocks go back",
-            ],
-        ),
+        ("first", f"02:30 +02:00   00:30  {FIRST}", f"not fired: {SECOND}"),
+        ("last", f"not fired: {FIRST}", f"02:30 +01:00   01:30  {SECOND}"),
+        ("both", f"02:30 +02:00   00:30  {FIRST}", f"02:30 +01:00   01:30  {SECOND}"),
     ],
 )
 def test_a_preview_tells_which_of_two_times_fires(
-    shell: Shell, twice: str, said: list[str]
+    shell: Shell, twice: str, first: str, second: str
 ) -> None:
     count = "4" if twice == "both" else "3"
-    first, *day, last = preview(
+    before, *day, after = preview(
         shell, *NIGHTLY, "--after", BEFORE_BACK, "-n", count, "--twice", twice
     )
-    assert first == "    Sat 2027-10-30  02:30 +02:00   00:30"
-    assert last == "    Mon 2027-11-01  02:30 +01:00   01:30"
+    assert before == "    Sat 2027-10-30  02:30 +02:00   00:30"
+    assert after == "    Mon 2027-11-01  02:30 +01:00   01:30"
     assert [line[4:20] for line in day] == ["Sun 2027-10-31  "] * 3
-    assert [line[20:].rstrip("─ ") for line in day] == said
+    changed = "clocks go back: 03:00 +02:00 becomes 02:00 +01:00"
+    assert [line[20:].rstrip("─ ") for line in day] == [first, changed, second]
 
 
 def test_many_times_in_a_row_that_are_passed_by_take_three_lines(shell: Shell) -> None:

@@ -98,10 +98,6 @@ def environment(server: Server, key: str) -> dict[str, str]:
     )
 
 
-def test_boto3(served: dict[str, str], shell: Shell) -> None:
-    play([sys.executable, str(PROGRAMS / "python" / "by_boto3.py")], served, shell)
-
-
 @pytest.mark.parametrize("name", PYTHON)
 def test_a_client_in_python(name: str, served: dict[str, str], shell: Shell) -> None:
     binaries = made("python") / "bin"

@@ -152,7 +152,6 @@ def test_news_that_come_as_the_clock_is_set_back_are_not_looked_for_in_all_the_t
     queue.put("news")
     statements: list[str] = []
     connection = stage._sqlite._database._writer.connection
-    assert connection is not None
     connection.set_trace_callback(statements.append)
     stage.drive(consumer, seconds=0)
     assert 0 < len(statements) < 1_000

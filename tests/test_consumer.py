@@ -19,16 +19,6 @@ def fail(message: Message) -> None:
 # Outcomes -----------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_returns_finishes_its_message(stage: Stage, queue: Queue) -> None:
-    queue.put("a")
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    stage.drain(queue, consumer)
-    stage.drive(consumer, seconds=200, stride=0.5)
-    assert seen.texts == ["a"]
-    assert attempts_of(seen) == [1]
-
-
 def test_a_handler_that_raises_gets_it_again_after_a_back_off_that_doubles(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=6, backoff="2s", backoff_max="10s")
     queue.put("a")
@@ -125,19 +115,6 @@ def test_what_comes_again_at_once_waits_for_no_sweep(stage: Stage, asked: Retry 
     queue.put("a")
     stage.drive(consumer, seconds=1, until=lambda: len(seen) == 2)
     assert (seen.at_us[1] - seen.at_us[0]) / 1e3 < (asked.delay_ms or 0) + 110
-
-
-def test_a_snooze_spends_no_attempt(stage: Stage) -> None:
-    def handle(_message: Message) -> None:
-        if len(seen) < 20:
-            raise Snooze("3s")
-
-    queue = stage.connect().queue("mail", attempts=2)
-    queue.put("a")
-    seen = Recorder(stage.clock, handle)
-    stage.drain(queue, Consumer(queue, seen))
-    assert attempts_of(seen) == [1] * 20
-    assert queue.dead.peek() == []
 
 
 def test_a_handler_can_bury_at_once_and_say_why(stage: Stage) -> None:

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 SIZES = [(80, 24), (140, 40), (60, 12), (200, 60)]
 
 
-@pytest.fixture
-def db(stage: Stage) -> shardq.Connection:
-    return stage.connect()
-
-
 def drawn(what: RenderableType, width: int, height: int = 25) -> list[str]:
     to = Console(width=width, height=height, color_system=None, force_terminal=True)
     with to.capture() as captured:

@@ -14,6 +14,7 @@ from forked import Process
 from keyed import TIMEOUT_MS, standing, texts
 from keyed_rows import Names
 from sqlite_file import CHILD_SECONDS_MAX
+from worlds import on_both_stores
 
 import shardq
 from shardq import Answer, Consumer, Message, Queue
@@ -57,7 +58,6 @@ def test_puts_while_a_message_runs_come_to_one_that_follows_it_with_the_last_of_
     assert {message.id for message in made} == {last.id} != {taken.id}
     assert texts(queue) == sorted(["first", last.text])
     found = queue.get("doc-1")
-    assert found is not None
     assert (found.id, found.state, found.due) == (last.id, "waiting", last.due)
     assert queue.totals().put == 2
     queue.ack(taken)
@@ -210,7 +210,6 @@ def test_a_cancel_of_what_follows_alone_lets_what_runs_be_tried_again(either: St
     either.clock.advance(1)
     assert not taken.is_cancelled
     found = queue.get("doc-1")
-    assert found is not None
     assert (found.id, found.state) == (taken.id, "running")
     queue.retry(taken, delay="0s")
     assert received(either, queue) == ["first"]
@@ -393,7 +392,7 @@ PUTTER = """
 """
 
 
-@pytest.mark.parametrize("url", ["sqlite", "cassandra"], indirect=True)
+@on_both_stores
 def test_puts_of_two_processes_come_to_one_message_that_follows(url: str, tmp_path: Path) -> None:
     name = f"q-{uuid.uuid4().hex[:12]}"
     with shardq.connect(url) as db:

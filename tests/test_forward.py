@@ -127,7 +127,6 @@ def test_a_key_goes_along_and_is_free_where_it_was(world: World) -> None:
     queue.forward(message, to=to)
     assert queue.get("k") is None
     found = to.get("k")
-    assert found is not None
     assert (found.text, found.id) == ("a", message.id)
     queue.put("b", key="k")
     [other] = queue.receive(wait="5s")
@@ -270,7 +269,6 @@ def test_a_queue_may_have_another_for_its_dead_letters(world: World, *, is_pulle
     dead.put("another's")
     assert queue.redrive() == 1
     found = queue.get("k")
-    assert found is not None
     assert (found.id, found.headers) == (message.id, {"own": "x"})
     assert texts(dead) == ["another's"]
     assert queue.audit().is_even

@@ -260,13 +260,6 @@ def test_the_page_answers_200_or_503_with_what_is_wrong() -> None:
         assert got(f"{page.url}/readyz") == (503, "leaving\n")
 
 
-def test_a_port_in_use_is_an_error_that_names_the_option_and_the_port() -> None:
-    with closing(HealthPage(("127.0.0.1", 0), "--health")) as page:
-        port = int(page.url.rpartition(":")[2])
-        with pytest.raises(UsageError, match=f"--metrics: port {port} is taken"):
-            HealthPage(("127.0.0.1", port), "--metrics")
-
-
 @pytest.mark.parametrize("text", ["", "x", "70000", "-1", "host:", "1:x"])
 def test_a_place_that_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="give PORT or HOST:PORT"):

@@ -28,7 +28,6 @@ def test_put_many_takes_the_keys_of_a_batch_together(queue: Queue) -> None:
     found = queue._settler.keys.seek([f"k-{n}" for n in range(1_000)])
     for n in range(1_000):
         row = found[f"k-{n}"].row
-        assert row is not None
         assert (row.message_id, row.body) == (made[n], b"there" if n == 3 else b"%d" % n)
     assert queue.totals().put == 1_000
 
@@ -151,5 +150,4 @@ def test_what_a_batch_has_replaced_is_not_late_when_all_of_it_is_stored(either: 
     queue.put_many([{"body": "a", "key": "k-0", "on_conflict": "replace"}, {"body": "b"}])
     assert texts(queue) == ["a", "b"]
     row = standing(queue, "k-0").row
-    assert row is not None
     assert row.due_ms >= either.clock.now_ms()

@@ -34,7 +34,6 @@ def test_a_message_is_looked_up_by_its_key_from_another_process(world: World) ->
     sent = queue.put("to ada", key="order-7", delay="1h", group="g", headers={"kind": "reminder"})
     elsewhere = world.connect().queue(queue.name)
     found = elsewhere.get("order-7")
-    assert found is not None
     assert (found.key, found.id, found.state) == ("order-7", sent.id, "waiting")
     assert (found.due, found.first_due, found.attempt) == (sent.due, sent.due, 0)
     assert (found.text, found.headers) == ("to ada", {"kind": "reminder"})
@@ -130,7 +129,6 @@ def test_one_that_runs_is_asked_to_stop_and_never_begins_again(world: World) -> 
     queue.put("a", key="order-7", delay="1h")
     row = begin(queue, "order-7")
     found = queue.get("order-7")
-    assert found is not None
     assert found.state == "running"
     assert queue.move("order-7", delay="2h") is Answer.RUNNING
     assert queue.edit("order-7", body="b") is Answer.RUNNING
@@ -153,12 +151,10 @@ def test_a_claim_runs_until_its_time_is_up(world: World) -> None:
     queue.put("x", key="order-7", delay="1h")
     claim = step(queue, begin(queue, "order-7"), 200, claim="receipt")
     found = queue.get("order-7")
-    assert found is not None
     assert (found.state, found.due) == ("running", moment_of(claim.due_ms))
     assert queue.move("order-7", delay="2h") is Answer.RUNNING
     world.pass_time(0.3)
     found = queue.get("order-7")
-    assert found is not None
     assert (found.state, found.attempt) == ("waiting", 1)
     assert queue.move("order-7", delay="2h")
     assert queue.cancel(key="order-7")
@@ -174,7 +170,6 @@ def test_a_message_that_waits_is_moved_and_does_not_begin_at_its_old_place(world
         before_ms = queue._home.clock.now_ms()
         assert elsewhere.move("order-7", delay=delay) is Answer.DONE
         found = queue.get("order-7")
-        assert found is not None
         late = found.due - moment_of(before_ms + delay_ms)
         assert timedelta(0) <= late < timedelta(seconds=30)
         assert (found.id, found.text) == (sent.id, "to ada")
@@ -198,7 +193,6 @@ def test_a_message_that_is_moved_into_the_past_is_due_now(world: World) -> None:
     queue.put("x", key="order-7", delay="1h")
     assert queue.move("order-7", due="2001-01-01T00:00:00Z")
     found = queue.get("order-7")
-    assert found is not None
     assert abs(found.due - moment_of(queue._home.clock.now_ms())) < timedelta(seconds=30)
     assert found.first_due.year == 2001
 
@@ -212,13 +206,11 @@ def test_an_edit_changes_what_it_names_and_keeps_the_rest(world: World) -> None:
     assert not may_begin(queue, old)
     assert queue.edit("order-7", headers={"c": "3"}) is Answer.DONE
     found = queue.get("order-7")
-    assert found is not None
     assert (found.text, found.headers) == ("to bob", {"c": "3"})
     assert (found.id, found.due, found.first_due) == (sent.id, sent.due, sent.due)
     assert (found.group, found.priority, found.attempt) == ("g", 0, 0)
     assert queue.edit("order-7", body="", headers={})
     found = queue.get("order-7")
-    assert found is not None
     assert (found.body, found.headers) == (b"", {})
 
 
@@ -230,7 +222,6 @@ def test_an_edit_of_a_retried_message_keeps_its_attempts_and_its_last_error(worl
     queue._home.store.move([RowMove(row.position, failed, note_of(failed))])
     assert queue.edit("order-7", body="y", headers={"b": "2"})
     found = queue.find(key="order-7")
-    assert found is not None
     assert (found.id, found.text, found.attempt) == (message.id, "y", 1)
     assert (found.headers, found.last_error) == ({"b": "2"}, "no route to host")
 
@@ -254,7 +245,6 @@ def test_a_dead_message_can_be_cancelled_by_its_key_and_neither_moved_nor_edited
     sent = queue.put("to ada", key="order-7", delay="1h")
     bury(queue, "order-7")
     found = queue.get("order-7")
-    assert found is not None
     assert (found.id, found.state, found.attempt) == (sent.id, "dead", 2)
     assert found.headers["shardq-reason"] == "no such address"
     assert queue.move("order-7", delay="2h") is Answer.NOT_THERE
@@ -370,7 +360,6 @@ def test_another_message_of_the_same_key_is_not_cancelled_by_message(world: Worl
     second = queue.put("x", key="order-7", delay="1h")
     assert not queue.cancel(first)
     found = queue.get("order-7")
-    assert found is not None
     assert found.id == second.id
 
 
@@ -382,10 +371,8 @@ def test_a_message_is_found_by_its_key_however_many_there_are_and_however_far(
     queue.put_many([{"body": "x", "delay": f"{n}m"} for n in range(500)])
     sent = queue.put("x", key="order-7", delay="90d")
     found = queue.find(key="order-7")
-    assert found is not None
     assert (found.id, found.text, str(found.state)[:8]) == (sent.id, "x", "waiting:")
     state = queue.state_of(key="order-7")
-    assert state is not None
     assert state.until == sent.due
     assert queue.cancel(found)
     assert queue.find(key="order-7") is None
@@ -397,7 +384,6 @@ def test_find_by_key_visits_no_partition_and_no_index(stage: Stage) -> None:
     queue.put("x", key="order-7", delay="90d", id="order-7")
     before = dict(stage.faults.calls)
     for found in (queue.find(key="order-7"), queue.find("order-7")):
-        assert found is not None
         assert found.id == "order-7"
     for verb in ("occupied", "indexed", "shards", "read", "next_minute", "recorded"):
         assert stage.faults.calls.get(verb, 0) == before.get(verb, 0), verb
@@ -416,7 +402,6 @@ def test_a_message_that_has_died_since_is_cancelled_by_its_key_alone(world: Worl
     assert not queue.cancel(sent)
     assert queue.find(key="order-7") is None
     state = queue.state_of(key="order-7")
-    assert state is not None
     assert (state.id, state.where) == (sent.id, "dead")
     assert queue.cancel(key="order-7")
     assert queue.state_of(key="order-7") is None
@@ -455,7 +440,6 @@ def test_where_every_message_is_keyed_its_id_is_its_key(world: World) -> None:
     sent = queue.put("x", delay="90d")
     assert queue.move(sent.id, delay="80d")
     found = queue.get(sent.id)
-    assert found is not None
     assert (found.id, found.key) == (sent.id, sent.id)
     assert found.due < sent.due
     assert queue.cancel(key=sent.id)
@@ -485,7 +469,6 @@ def test_a_move_that_is_written_too_late_for_its_minute_is_repaired(stage: Stage
     stage.faults.call("write_records keys", lambda: stage.clock.advance(600), after=False)
     assert queue.move("order-7", delay="10s")
     found = queue.get("order-7")
-    assert found is not None
     assert found.due == moment_of(stage.clock.now_ms())
     assert may_begin(queue, row_of(queue, "order-7"))
 

@@ -132,7 +132,6 @@ def test_a_move_that_crashed_between_key_and_row_counts_as_not_done(slow: Stage)
     queue.put("x", key="order-7", delay="1h")
     old, _ = crashed_move(queue, "order-7")
     found = queue.get("order-7")
-    assert found is not None
     assert (found.state, found.text) == ("waiting", "x")
     before_us = slow.clock.true_us()
     # It waits until the mover's row cannot come any more.
@@ -283,7 +282,6 @@ def test_a_message_that_takes_the_name_of_a_dead_one_as_it_is_cancelled_stays(
     assert queue.cancel(key="order-7") is Answer.DONE
     assert left(queue.dead) == []
     found = queue.get("order-7")
-    assert found is not None
     assert found.text == "y"
 
 

@@ -349,7 +349,6 @@ def test_a_damaged_note_says_which_and_what_to_do(queue: Names) -> None:
     row = queue.row()
     queue.put(row)
     note = note_of(row)
-    assert note is not None
     queue.store.note(PLACES, note.partition, {note.key: ("nowhere", 1)})
     with pytest.raises(StoreCorrupt, match=r"the place of its message .* is 'nowhere'; delete"):
         queue.of()
@@ -360,5 +359,4 @@ def test_the_rows_of_both_tables_stay_apart(queue: Names) -> None:
     queue.put(row)
     row = queue.move(row, 5_000)
     note = note_of(row)
-    assert note is not None
     assert [*queue.store.records(KEYS, note.partition)] == ["order-7"]

@@ -87,17 +87,6 @@ def test_the_second_of_two_acks_of_a_message_succeeds_and_counts_nothing(world: 
         queue.ack(second)
 
 
-def test_without_the_option_a_receipt_is_stale_once_its_message_has_moved(queue: Queue) -> None:
-    queue.put("x")
-    message = received(queue)
-    [second] = again(queue)
-    with pytest.raises(StaleReceipt):
-        queue.ack(message)
-    [error] = queue.ack(message, partial=True)
-    assert isinstance(error, StaleReceipt)
-    queue.ack(second)
-
-
 def test_a_receipt_that_does_not_last_finds_its_message_where_it_was_alone(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put_many(["x", "y"])

@@ -195,17 +195,6 @@ def test_purged_messages_end_so_when_they_are_deleted(stage: Stage, visited: boo
     assert [fate_of(stage, queue, row) for row in rows] == [("purged", 0)] * 3
 
 
-def test_a_redriven_message_has_ended_among_the_dead_and_entered_anew(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    queue.bury(queue.put("a", id="me"))
-    [dead] = rows_of(queue.dead)
-    assert queue.redrive() == 1
-    [again] = rows_of(queue)
-    assert fate_of(stage, queue.dead, dead) == ("forwarded", 0)
-    assert fate_of(stage, queue, again) == (None, 0)
-    assert [mark.name for mark in marks_of(stage, queue)] == ["me", "me"]
-
-
 def test_a_redrive_asks_the_history_of_what_it_chooses_and_of_nothing_else(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(5):
@@ -460,19 +449,6 @@ def test_an_end_whose_delete_fails_is_maybe_applied_and_stays_so(stage: Stage, v
     assert queue.receive(wait="5s") == []
     assert stage.is_empty(queue)
     assert queue.audit().is_even
-
-
-def test_a_timer_that_was_cancelled_is_not_delivered_where_its_row_was_left(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    timer, kept = queue.put("timer", delay="10m"), queue.put("kept", delay="10m")
-    stage.faults.fail("delete")
-    with pytest.raises(StoreTimeout, match="as the ledger says"):
-        queue.cancel(timer)
-    seen = Recorder(stage.clock)
-    stage.drive(Consumer(queue, seen), seconds=620, stride=0.5)
-    assert seen.texts == ["kept"]
-    assert fate_of(stage, queue, kept._row) == ("acked", 1)
-    assert stage.is_empty(queue)
 
 
 def test_what_a_crashed_consumer_acked_does_not_come_back_to_one_of_its_name(stage: Stage) -> None:

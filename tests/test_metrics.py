@@ -54,11 +54,6 @@ class Scraped:
 
 
 @pytest.fixture
-def db(stage: Stage) -> shardq.Connection:
-    return stage.connect()
-
-
-@pytest.fixture
 def scrape(db: shardq.Connection) -> Scraped:
     return Scraped(Collector(db))
 

@@ -25,11 +25,6 @@ def clock(stage: Stage) -> ManualClock:
     return stage.clock
 
 
-@pytest.fixture
-def db(stage: Stage) -> shardq.Connection:
-    return stage.connect()
-
-
 def test_a_queue_is_seen_with_its_depth_and_what_is_to_come(db: shardq.Connection) -> None:
     queue = db.queue("mail")
     queue.put("now")

@@ -33,7 +33,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def set_by_a_newer_release(store: Store, queue: str, **settings: Any) -> None:
     record = store.records(QUEUES, (), [queue]).get(queue)
-    assert record is not None
     text = json.dumps(json.loads(record.settings) | settings)
     newer = QueueRecord(text, record.secret, record.version + 1)
     change = Change((), (queue,), {"version": record.version}, newer._asdict())

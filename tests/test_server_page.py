@@ -8,10 +8,8 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from shardq.cli.serve import serve
-from shardq.server import app, client, site, supervise, wire
+from shardq.server import app, client, declared, site, supervise, wire
 from shardq.tasks import line
 
 PAGE = (Path(__file__).parent.parent / "docs" / "server.md").read_text()
@@ -53,10 +51,7 @@ def test_the_files_of_the_page_start_a_server_with_options_that_there_are() -> N
     serve.make_context("serve", words)
 
 
-@pytest.mark.parametrize("name", ["queues.toml"])
-def test_the_file_of_queues_is_one(name: str, tmp_path: Path) -> None:
-    from shardq.server import declared
-
-    path = tmp_path / name
-    path.write_text(FILES[name])
+def test_the_file_of_queues_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "queues.toml"
+    path.write_text(FILES[path.name])
     assert list(declared.read(path)) == ["orders", "payments.fifo", "lost", "mail"]

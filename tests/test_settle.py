@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardq import Queue
-from shardq.errors import StoreTimeout, UsageError
+from shardq.errors import StoreTimeout
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import birth_us
 from shardq.model.message import Message
@@ -49,29 +49,6 @@ def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage, que
     assert [found._row for found in queue.peek()] == [moves[0].new]
 
 
-def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row_and_is_done(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    settler = settler_of(queue)
-    move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
-    stage.faults.fail("move", applied=True)
-    with pytest.raises(StoreTimeout):
-        settler.carry_out([move])
-    assert settler.carry_out([move]) == (set(), {})
-    assert [found._row for found in queue.peek()] == [move.new]
-
-
-def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage, queue: Queue) -> None:
-    settler = settler_of(queue)
-    move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
-    stage.faults.call("move", lambda: stage.clock.advance(300))
-    gone, repaired = settler.carry_out([move])
-    [row] = [found._row for found in queue.peek()]
-    assert not gone
-    assert repaired == {move.new.id: row}
-    assert row.due_ms >= stage.clock.now_ms()
-    assert (row.attempt, row.message_id) == (1, move.new.message_id)
-
-
 def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     row = put(queue, id="order-7")._row
@@ -84,21 +61,6 @@ def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stag
     assert dead._row.attempt == 0
     assert len(dead.headers["shardq-traceback"]) == 8_000
     assert stage.is_empty(queue)
-
-
-def test_a_burial_keeps_headers_that_fill_their_bound(queue: Queue) -> None:
-    row = put(queue, headers={"k": "v" * 16_000})._row
-    settler = settler_of(queue)
-    settler.carry_out([settler.planner.burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
-    [dead] = queue.dead.peek()
-    assert dead.headers["k"] == "v" * 16_000
-
-
-def test_what_is_dead_cannot_be_buried_again(queue: Queue) -> None:
-    queue.bury(put(queue))
-    [dead] = queue.dead.peek()
-    with pytest.raises(UsageError, match="dead"):
-        queue.dead.bury(dead)
 
 
 @pytest.mark.parametrize("is_settled", [False, True])

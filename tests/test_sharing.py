@@ -43,7 +43,6 @@ class Busy:
         self.put("runs")
         self.step()
         runs = self.engine.ready.take()
-        assert runs is not None
         assert runs.run(runs.begun_us)
         self.step(0.2)
 
@@ -444,7 +443,6 @@ def test_what_a_receiver_leaves_due_between_two_calls_goes_to_who_waits(stage: S
     queue = stage.connect().queue("mail")
     queue.receive(max=1, visibility="60s")
     engine = queue._receiver._engine
-    assert engine is not None
     busy.lanes = sorted(engine.memory.lanes)
     busy.others = [n for n in busy.layout.lanes() if n not in engine.memory.lanes]
     busy.put("first", "second", "third")

@@ -81,7 +81,6 @@ def test_what_was_passed_on_is_shown_with_its_own_due_and_lag(
     [view] = Observer(db, [queue.name]).look()
     assert LATE_MS <= view.lag_ms < 60_000
     state = queue.state_of(sent.id)
-    assert state is not None
     assert (state.where, state.since) == (Where.NO_CONSUMER, sent.due)
 
 

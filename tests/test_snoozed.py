@@ -78,7 +78,6 @@ def test_one_that_was_snoozed_says_why_and_until_when_and_has_not_failed(world: 
     assert str(state).startswith("put off (snoozed) until 20")
     assert str(state).endswith(": no worker knows task mail.welcome")
     found = queue.find(sent.id)
-    assert found is not None
     assert (found.last_error, found.attempt) == (state.reason, 0)
     assert found.headers == {"mine": "1"}
     assert (queue.totals().snoozed, queue.totals().retried) == (1, 0)

@@ -457,17 +457,6 @@ def test_a_full_disk_is_told_and_nothing_is_half_written(store: SqliteStore) -> 
     assert store.read(ALL) == [kept]
 
 
-def test_a_disk_with_room_again_takes_writes_again(store: SqliteStore) -> None:
-    fill(store)
-    big = make_row(body=b"x" * 100_000)
-    with pytest.raises(StoreFull):
-        store.insert([big])
-    with store._database.transaction() as writer:
-        writer.execute("PRAGMA max_page_count = 100000")
-    store.insert([big])
-    assert store.read(ALL) == [big]
-
-
 def test_what_is_deleted_from_a_full_disk_needs_no_more_of_it(
     store: SqliteStore, path: Path
 ) -> None:
@@ -590,15 +579,6 @@ def test_rows_puts_and_a_line_that_fail_half_way_are_taken_back_whole(store: Sql
     assert store.recorded([mark.entry for mark in (*puts, line)]) == []
     assert store.insert(rows, WriteOnce(line, 60_000, puts, 60_000)) is None
     assert store.read(ALL) == rows
-
-
-def test_an_insert_that_fails_half_way_is_taken_back_whole(store: SqliteStore) -> None:
-    broken = [*(make_row(60_000 + n) for n in range(10)), make_row()._replace(attempt=None)]
-    with pytest.raises(StoreRefused):
-        store.insert(broken)
-    assert store.read(ALL) == []
-    store.insert(broken[:10])
-    assert store.read(ALL) == broken[:10]
 
 
 # Names --------------------------------------------------------------------------------------------

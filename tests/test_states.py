@@ -29,11 +29,6 @@ T = TypeVar("T")
 WAIT_S = 60
 
 
-@pytest.fixture
-def db(stage: Stage) -> shardq.Connection:
-    return stage.connect()
-
-
 def wait_for(look: Callable[[], T], is_there: Callable[[T], bool]) -> T:
     """What is seen, as soon as it is what is expected."""
     until = time.monotonic() + WAIT_S

@@ -53,14 +53,18 @@ async def turned() -> None:
         (lambda: Bury, "Bury and did not raise it"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"batch": 1}])
+@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"batch": 1}, {"timeout": "30s"}])
+@pytest.mark.parametrize("is_async", [False, True])
 def test_what_returns_its_work_instead_of_doing_it_has_failed(
-    local: App, returned: Any, said: str, options: dict[str, Any]
+    local: App, returned: Any, said: str, options: dict[str, Any], is_async: bool
 ) -> None:
     def function(items: list[int]) -> Any:
         return returned()
 
-    lazy = local.task(attempts=1, **options)(function)
+    async def coroutine(items: list[int]) -> Any:
+        return returned()
+
+    lazy = local.task(attempts=1, **options)(coroutine if is_async else function)
     lazy.put(1 if "batch" in options else [1])
     [end] = worked(local)
     assert end.state == "failed"

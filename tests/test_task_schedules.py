@@ -17,6 +17,7 @@ from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from freezegun import freeze_time
+from worlds import on_both_stores
 
 from shardq import App, Consumer, Firing, Retry
 from shardq.errors import KeyTaken, UnknownSchedule, UsageError
@@ -48,17 +49,9 @@ def app(stage: Stage) -> App:
     return App(stage.connect(), backoff="1s")
 
 
-on_both_stores = pytest.mark.parametrize("opened", ["sqlite", "cassandra"], indirect=True)
-"""The others are run on Cassandra by night alone: what they test is above the store."""
-
-
-@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+@pytest.fixture
+def opened(url: str) -> Iterator[Opened]:
     """Opens apps of one store and queue, each as a process of its own."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/jobs.db"
-    else:
-        url = request.getfixturevalue("cassandra_url")
     queue = f"schedules-{uuid4().hex}"
     made: list[App] = []
 

@@ -23,6 +23,7 @@ import pytest
 from apps import dead, states, worked, working
 from starlette.background import BackgroundTask
 from supervised import wait_for
+from worlds import on_both_stores
 
 import shardq
 from shardq import App, Bury, Retry, Snooze, aio
@@ -33,16 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-on_both_stores = pytest.mark.parametrize("app", ["sqlite", "cassandra"], indirect=True)
-"""The others are run on Cassandra by night alone: what they test is above the store."""
-
-
-@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/jobs.db"
-    else:
-        url = request.getfixturevalue("cassandra_url")
+@pytest.fixture
+def app(url: str) -> Iterator[App]:
     with App(url, queue=f"tasks-{uuid4().hex}", backoff="10ms") as made:
         yield made
 
@@ -99,7 +92,6 @@ def test_a_job_is_cancelled_and_moved_by_its_key(app: App) -> None:
     remind.using(delay="3d", key="remind-ada").put("ada")
     remind.using(delay="3d", key="remind-bob").put("bob")
     found = app.get("remind-ada")
-    assert found is not None
     assert found.task == remind.name
     assert app.cancel("remind-ada")
     assert app.get("remind-ada") is None
@@ -330,7 +322,6 @@ def test_results_progress_and_errors_are_kept_where_asked_for(app: App) -> None:
     worker.start()
     wait_for(lambda: good.progress is not None, "progress")
     progress = good.progress
-    assert progress is not None
     assert (progress.fraction, progress.note) == (0.5, "half way")
     assert good.state == "running"
     going.set()
@@ -790,44 +781,6 @@ def test_an_option_without_its_name_is_told_how_it_is_given(local: App) -> None:
     declare: Any = local.task
     with pytest.raises(UsageError, match="takes its options by name, as queue='mail' or name="):
         declare("mail")
-
-
-@pytest.mark.parametrize("options", [{}, {"timeout": "30s"}, {"keep": "1h"}])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_async_function_that_its_decorator_does_not_await_is_buried_and_not_done(
-    local: App, options: dict[str, Any], is_async: bool
-) -> None:
-    async def send() -> None: ...
-
-    def forgets() -> Any:
-        return send()
-
-    async def forgets_too() -> Any:
-        return send()
-
-    task = local.task(name="send", **options)(forgets_too if is_async else forgets)
-    task.put()
-    ends: list[Ended] = []
-    worker = Worker(local, report=ends.append if options else None)
-    worker.run(until_empty=True)
-    [message] = dead(local)
-    assert re.match(
-        "task send returned the coroutine .*send, which nobody awaits; await it in the function",
-        message.headers["shardq-reason"],
-    )
-    assert states(ends) == ["failed"] * len(ends)
-
-
-def test_an_object_with_an_async_call_is_a_coroutine_function(local: App) -> None:
-    ran: list[int] = []
-
-    class Send:
-        async def __call__(self, n: int) -> None:
-            ran.append(n)
-
-    local.task(name="send")(Send()).put(7)
-    assert states(worked(local)) == ["done"]
-    assert ran == [7]
 
 
 def test_a_job_may_have_more_attempts_than_its_queue_allows_only_if_declared(local: App) -> None:

@@ -109,7 +109,6 @@ def test_where_a_message_of_a_group_is_says_what_it_waits_for(stage: Stage, queu
     assert "in back-off until" in str(told)
     assert 'with "refused"' in str(told)
     state = queue.state_of(last.id)
-    assert state is not None
     assert state.head is not None
     assert (state.where, state.head.where) == (Where.BEHIND, Where.BACK_OFF)
     stage._store.edit([row._replace(serial=2, claim="receipt")])

@@ -31,7 +31,6 @@ def state_of(queue: Queue, message: Message | str) -> State:
         assert found is None
     else:
         # What is still to be delivered says the same of itself.
-        assert found is not None
         assert (found.state.where, found.state.behind) == (state.where, state.behind)
     return state
 
@@ -265,7 +264,6 @@ def test_one_that_died_says_why(queue: Queue) -> None:
     state = state_of(queue, sent.id)
     assert (state.where, state.error, state.queue) == (Where.DEAD, "no such user", queue.name)
     dead = queue.dead.find(sent.id)
-    assert dead is not None
     assert dead.state.where is Where.DEAD
     queue.redrive()
     assert state_of(queue, sent.id).where is Where.NO_CONSUMER
@@ -293,7 +291,6 @@ def test_a_history_says_how_a_message_ended(world: World, message_id: str | None
     assert str(states[1]).endswith(f", by {member}")
     queue.dead.cancel(queue.dead.find(dead.id) or dead)
     gone = queue.state_of(dead.id)
-    assert gone is not None
     assert (gone.where, gone.error) == (Where.DEAD, None)
 
 
@@ -350,7 +347,6 @@ def test_a_history_says_where_a_message_that_is_far_was_put(world: World) -> Non
     queue = world.connect().queue(world.queue_name(), history="7d")
     sent = queue.put("a", delay="90d")
     found = queue.find(sent.id, near=True)
-    assert found is not None
     assert found.state.until == sent.due
 
 
@@ -360,7 +356,6 @@ def test_of_several_with_one_id_the_live_one_is_found(queue: Queue, world: World
     queue.purge()
     queue.put("new", delay="2d", id="order-7")
     found = queue.find("order-7")
-    assert found is not None
     assert found.text == "new"
 
 
@@ -390,5 +385,4 @@ def test_damaged_headers_hide_no_state(queue: Queue) -> None:
     row = sent._row._replace(headers="{")
     queue._home.store.insert([row])
     state = queue.state_of(sent.id)
-    assert state is not None
     assert state.where is Where.WAITING

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 on_each_store = pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
 """For a test of what depends on the store: the others are run on Cassandra by night alone."""
+on_both_stores = pytest.mark.parametrize("url", ["sqlite", "cassandra"], indirect=True)
+"""The same for processes that connect by a URL."""
 
 
 # Worlds -------------------------------------------------------------------------------------------

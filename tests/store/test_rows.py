@@ -94,12 +94,6 @@ def test_any_body_comes_back(store: Store, queue: str, body: bytes) -> None:
     assert found.body == body
 
 
-def test_bodies_of_1_mib_in_one_call_all_come_back(store: Store, queue: str) -> None:
-    rows = [make_row(queue, body=bytes([n]) * BODY_BYTES_MAX) for n in range(6)]
-    store.insert(rows)
-    assert [row.body[:1] for row in read_back(store, rows)] == [bytes([n]) for n in range(6)]
-
-
 @pytest.mark.parametrize(
     "text",
     [
