@@ -171,6 +171,20 @@ def test_the_tokens_of_a_group_without_messages_are_remembered(stage: Stage) -> 
     assert most_within(seen.at_us, 60_000_000) <= 3
 
 
+def test_the_tokens_of_many_groups_are_forgotten_once_all_are_there_again(stage: Stage) -> None:
+    limits = {"rate": "10/m", "paused*": {"rate": "1/h"}}
+    queue = stage.connect().queue("mail", group_lanes=1, groups=limits)
+    queue.pause(group="paused*")
+    queue.put_many({"body": "x", "group": f"{number}"} for number in range(500))
+    put(queue, "paused", 1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=7)
+    (lane,) = consumer._engine.groups._lanes.values()
+    assert len(lane.buckets) >= 500
+    stage.drive(consumer, seconds=10)
+    assert len(lane.buckets) <= 1
+
+
 def test_several_rates_hold_at_once(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"rate": ["10/s", "20/m"]})
     put(queue, "a", 300)

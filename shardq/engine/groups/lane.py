@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.engine.handing.delivery import HeadLine
@@ -41,6 +42,8 @@ GROUP_ROWS_MIN = 250
 _COUNTED_ROWS = 2 * PLACES_MAX
 """No claim of a group is behind so many of its rows: its places were taken by its first rows, and
 rows that have ended since may not be deleted yet."""
+_BUCKETS_LOOKED_AT = 200
+"""Of a million groups with tokens, a step looks at so many of each lane."""
 
 
 def place_of(row: Row) -> Place:
@@ -380,14 +383,14 @@ class GroupLane:
         return counted
 
     def forget_full(self, now_us: int) -> None:
-        """Forget the tokens of groups that have no rows and that took none lately."""
-        full = [
-            name
-            for name, bucket in self.buckets.items()
-            if name not in self.groups and bucket.is_full(now_us)
-        ]
-        for name in full:
-            del self.buckets[name]
+        """Forget the tokens of groups that have no rows and that took none lately.
+
+        Each call looks at the groups that the former calls have looked at the longest ago.
+        """
+        for name in list(islice(self.buckets, _BUCKETS_LOOKED_AT)):
+            bucket = self.buckets.pop(name)
+            if name in self.groups or not bucket.is_full(now_us):
+                self.buckets[name] = bucket
 
     def needs_care(self, row: Row) -> bool:
         """True if the former owner may have died of this head; True once a place of a group."""
