@@ -56,7 +56,7 @@ _SETTINGS = {
     "keyed": "Give each message a key: its id, unless it is put with another.",
     "groups": "Limits of its groups, as JSON; `shardq limits` lists and sets them.",
     "priorities": "Strict: the first bands first; weighted: each twice as often as the next one.",
-    "limits": "Its limits over all consumers, as JSON: rate, burst, running, tasks.",
+    "limits": "Its limits over all consumers, as JSON, such as rate, running, catch_up, tasks.",
 }
 """Each setting in a sentence without its default, in the order in which people meet them; the names
 are those of Python, with dashes."""

@@ -41,7 +41,9 @@ _COUNT_MAX = 1_000_000
 _PER_MS_MAX = 366 * 86_400_000
 _PATTERN_MAX = 256
 _OF_TASK = ("rate", "burst", "running")
-_OF_QUEUE = (*_OF_TASK, "budget", "tasks", "paused")
+_OF_QUEUE = (*_OF_TASK, "catch_up", "budget", "tasks", "paused")
+LATE_MS = 5_000
+"""A message is late if it was due longer ago than this when it came up for delivery."""
 _PAUSED = {"tasks": "task", "keys": "key"}
 _RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
 _UNITS = {
@@ -208,6 +210,7 @@ class QueueLimit(NamedTuple):
         tasks: The name of a task, or the beginning of names and `*`, and the limits of each such
             task; sorted by name. Empty for a task.
         paused: What is paused of the queue, sorted; the queue itself and its groups are not in it.
+        catch_up: The rate at which late messages begin; None: any. Empty for a task.
     """
 
     running: int = 0
@@ -215,6 +218,20 @@ class QueueLimit(NamedTuple):
     budget: BeginRate | None = None
     tasks: tuple[tuple[str, QueueLimit], ...] = ()
     paused: tuple[Pause, ...] = ()
+    catch_up: BeginRate | None = None
+
+    @property
+    def of_late(self) -> QueueLimit:
+        """The limits of late messages. The burst is what the rate allows in a tenth of a second."""
+        rate = self.catch_up
+        if rate is None:
+            return _UNLIMITED
+        return QueueLimit(rates=((rate, max(rate.number * 100 // rate.per_ms, 1)),))
+
+    @property
+    def has_lines(self) -> bool:
+        """True if some messages may have to wait while others pass."""
+        return bool(self.tasks or self.paused or self.catch_up)
 
     @property
     def is_gate(self) -> bool:
@@ -269,8 +286,9 @@ class QueueLimit(NamedTuple):
         said = GroupLimit(rates=self.rates).to_json()
         if self.running:
             said["running"] = self.running
-        if self.budget is not None:
-            said["budget"] = str(self.budget)
+        for name, rate in (("catch_up", self.catch_up), ("budget", self.budget)):
+            if rate is not None:
+                said[name] = str(rate)
         if self.tasks:
             said["tasks"] = {rule: limit.to_options() for rule, limit in self.tasks}
         if self.paused:
@@ -516,8 +534,11 @@ def read_limits(given: object) -> QueueLimit:
             f"{{'rate': '10/s', 'running': 20}}, not {shown(given)}."
         )
     own = read_task({name: value for name, value in given.items() if name in _OF_TASK})
-    budget = read_rate(given["budget"]) if "budget" in given else None
+    catch_up, budget = (
+        read_rate(given[name]) if name in given else None for name in ("catch_up", "budget")
+    )
     return own._replace(
+        catch_up=catch_up,
         budget=budget,
         tasks=_read_tasks(given.get("tasks", {})),
         paused=_read_paused(given.get("paused", {})),

@@ -550,8 +550,9 @@ class QueueOptions(TypedDict, total=False):
         priorities: `weighted`: of bands with due messages each is delivered twice as often as the
             next one; `strict` unless given: a band waits for all bands before it.
         limits: Limits of the queue over all its consumers: `rate`, `burst`, `running`, `budget`;
-            `tasks`, the limits of tasks by name or pattern; and `paused`, the `tasks` and `keys`
-            that are paused, lists of names or patterns; `off` unless given.
+            `catch_up`, the rate of late messages; `tasks`, the limits of tasks by name or pattern;
+            and `paused`, the `tasks` and `keys` that are paused, lists of names or patterns; `off`
+            unless given.
     """
 
     minute: Duration

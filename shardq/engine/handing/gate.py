@@ -1,4 +1,4 @@
-"""The limits of a queue, or of a task, at one member: it begins deliveries within its shares.
+"""The limits of a queue, or of some messages of it, at one member, which begins within its shares.
 
 ```
  due rows ─► share of `running` left? ─► token of its share of the rate? ─► handed out
@@ -41,11 +41,12 @@ class Gate:
         lock: The lock of `ready`.
         threads: Handler slots; 0 for callers of `receive`, whose deliveries do not count.
         running: Returns how many handlers run here; it may be set later.
-        task: The task whose limits these are; None: the queue's own.
+        suffix: The end of the names of their shares; empty: the queue's own limits.
+        limit_of: Returns these limits from those of the queue.
         is_closed: True if it is a pause: nothing begins.
 
     Attributes:
-        due: For a task: how many of its jobs are due here and not taken.
+        due: For some messages of a queue: how many are due here and not taken.
         begun: How many deliveries began here.
     """
 
@@ -55,8 +56,9 @@ class Gate:
         lock: RLock,
         threads: int,
         running: Callable[[], int] = lambda: 0,
-        task: str | None = None,
         *,
+        suffix: str = "",
+        limit_of: Callable[[QueueLimit], QueueLimit] = lambda limit: limit,
         is_closed: bool = False,
     ) -> None:
         self._lock = lock
@@ -64,11 +66,11 @@ class Gate:
         self._register = home.register
         self._threads = threads
         self.running = running
-        self._task = task
+        self._limit_of = limit_of
         self.is_closed = is_closed
-        store, member, of_task = home.store, home.member, "" if task is None else f" {task}"
-        self._slots = Shares(store, home.clock, home.register, f"running{of_task}", member=member)
-        self._tokens = Shares(store, home.clock, home.register, f"rate{of_task}", member=member)
+        store, member = home.store, home.member
+        self._slots = Shares(store, home.clock, home.register, f"running{suffix}", member=member)
+        self._tokens = Shares(store, home.clock, home.register, f"rate{suffix}", member=member)
         self._adopted: str | None = None
         """The limits of the queue and its tasks in the settings, as `keep` last read them."""
         self._limit = queue_limit_of("")
@@ -79,9 +81,8 @@ class Gate:
 
     @property
     def present(self) -> QueueLimit:
-        """The limits in the queue's settings."""
-        limit = queue_limit_of(self._register.settings.queue_limit)
-        return limit if self._task is None else limit.of_task(self._task)
+        """The limits, by the queue's settings."""
+        return self._limit_of(queue_limit_of(self._register.settings.queue_limit))
 
     @property
     def is_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""The limits of tasks of one queue at one member, and pauses of tasks and of keys.
+"""The limits of tasks and of late messages of one queue at one member, and pauses.
 
 ```
  due job ─► its task has limits? ── no ──► ready
@@ -7,8 +7,9 @@
 ```
 
 A job without a group waits in the line of its task, so that jobs of other tasks pass it. The head
-of a group waits there too, or in the line of its group if that has one. A pause has a line with a
-closed gate, for the messages that it holds back.
+of a group waits there too, or in the line of its group if that has one. A pause of tasks or keys
+has a line with a closed gate, for the messages that it holds back. The late messages of all other
+tasks, and those of none, have a line while the queue limits how it catches up.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardq.engine.handing.delivery import HeadLine
 from shardq.engine.handing.gate import Gate
-from shardq.engine.handing.turns import since_ms
 from shardq.engine.members.part import Part
-from shardq.model.limits import AWAY_MS, queue_limit_of
+from shardq.model.limits import AWAY_MS, LATE_MS, Pause, QueueLimit, queue_limit_of
 from shardq.model.message import task_of
 
 if TYPE_CHECKING:
@@ -30,22 +30,26 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
     from shardq.engine.storing.outbox import Outbox
-    from shardq.model.limits import Pause
     from shardq.model.message import Row
 
 _ROWS_MAX: Final = 100
 """The most jobs of one task that stay where they are while the task waits for its limits."""
+_NEXT_US: Final = 1_000_000
+"""A job whose turn comes within this time stays in any case: a move would take as long."""
 _STAY_US: Final = 60_000_000
 """A job whose turn comes later than this is moved, so that its minute can be sealed."""
 _AWAY_US: Final = 1_000 * AWAY_MS
 _EARLY: Final = 0.9
 """Postponement jobs return somewhat before their turns, so that tokens are not left over."""
+_LATE: Final = Pause("late", "")
+"""The name of the line of late messages."""
 _MEASURED_MIN: Final = 10
-_MEASURED_US: Final = 60_000_000
+_MEASURED_US: Final = 10_000_000
+_MEASURED_US_MAX: Final = 60_000_000
 
 
 class TaskLine:
-    """The jobs of one task that wait for its limits, or the messages that one pause holds back.
+    """The jobs of one task that wait for its limits, or other messages that wait for a gate.
 
     Attributes:
         gate: The limits.
@@ -63,15 +67,20 @@ class TaskLine:
         self._from_us = self._from_begun = 0
 
     def measure(self, now_us: int) -> None:
-        """Measure how often jobs begin, while there are always some that wait."""
-        begun = self.gate.begun - self._from_begun
+        """Measure how often jobs begin, while there are always some that wait.
+
+        Until a whole span is measured, jobs are taken to begin as often as the limits allow: a pace
+        that is too slow would leave tokens over, one that is too quick costs a move.
+        """
+        self.pace_us = self.pace_us or self.gate.usual_us
+        begun, took_us = self.gate.begun - self._from_begun, now_us - self._from_us
         if not self.line.heads:
             self._from_us = 0
-        elif self._from_us and begun >= _MEASURED_MIN:
-            self.pace_us = max(self.gate.usual_us, (now_us - self._from_us) / begun)
-        elif not self.pace_us:
-            self.pace_us = self.gate.usual_us
-        if not self._from_us or now_us - self._from_us >= _MEASURED_US:
+            return
+        is_whole = self._from_us and took_us >= _MEASURED_US and begun >= _MEASURED_MIN
+        if is_whole:
+            self.pace_us = max(self.gate.usual_us, took_us / begun)
+        if is_whole or not self._from_us or took_us >= _MEASURED_US_MAX:
             self._from_us, self._from_begun = now_us, self.gate.begun
 
 
@@ -112,19 +121,16 @@ class TaskLines(Part):
         """Let the limits and pauses in the queue's settings hold from now on."""
         former, self._limit = self._limit, queue_limit_of(self._register.settings.queue_limit)
         limit = self._limit
-        if (limit.tasks, limit.paused) == (former.tasks, former.paused):
+        held = [(one.tasks, one.paused, one.catch_up) for one in (former, limit)]
+        if held[0] == held[1]:
             return
         with self._lock:
             waiting = self._ready.remove(lambda _: True)
             lines = {line.line for line in self._lines.values()}
             for one in waiting:
                 one.limit(None, None if one.line in lines else one.line)
-            self._ready.tasks = self if limit.tasks or limit.paused else None
-            self._lines = {
-                name: line
-                for name, line in self._lines.items()
-                if name in limit.paused or (isinstance(name, str) and limit.rule_of(name))
-            }
+            self._ready.tasks = self if limit.has_lines else None
+            self._lines = {name: line for name, line in self._lines.items() if self._has_line(name)}
             self._ready.add(waiting)
             for one in self._outbox.handed_out():
                 task = self._limited_task(one.row)
@@ -133,7 +139,7 @@ class TaskLines(Part):
     # From `ready` ---------------------------------------------------------------------------------
 
     def has_limits(self, row: Row) -> bool:
-        """True if a row is paused, or its task has limits."""
+        """True if a row is paused or late, or its task has limits."""
         return self._name_of(row) is not None
 
     def limit(self, waiting: Iterable[Delivery]) -> None:
@@ -144,8 +150,19 @@ class TaskLines(Part):
                 one.limit(line.gate, line.line if one.line is None else one.line)
 
     def _name_of(self, row: Row) -> str | Pause | None:
-        """The pause that holds a row back, else its task if that has limits; None: neither."""
-        return self._limit.pause_of(row) or self._limited_task(row)
+        """The name of the line in which a row waits: its pause, its task, late; None: no line."""
+        limit = self._limit
+        name = limit.pause_of(row) or self._limited_task(row)
+        if name is not None or limit.catch_up is None:
+            return name
+        return _LATE if row.wanted_ms < self._clock.now_ms() - LATE_MS else None
+
+    def _has_line(self, name: str | Pause) -> bool:
+        """True if messages of a line may have to wait by the present limits."""
+        limit = self._limit
+        if isinstance(name, str):
+            return limit.rule_of(name) is not None
+        return name in limit.paused or (name == _LATE and limit.catch_up is not None)
 
     def _limited_task(self, row: Row) -> str | None:
         """The task of a row, if it has limits."""
@@ -155,8 +172,15 @@ class TaskLines(Part):
     def _line(self, name: str | Pause) -> TaskLine:
         line = self._lines.get(name)
         if line is None:
-            task = name if isinstance(name, str) else None
-            gate = Gate(self._home, self._lock, self._threads, task=task, is_closed=task is None)
+            suffix = f" {name}" if isinstance(name, str) else f":{name.of}"
+            gate = Gate(
+                self._home,
+                self._lock,
+                self._threads,
+                suffix=suffix,
+                limit_of=partial(_limit_of, name),
+                is_closed=name in self._limit.paused,
+            )
             gate.running = partial(self._outbox.count_at_handlers, gate)
             line = self._lines[name] = TaskLine(gate)
         return line
@@ -217,11 +241,10 @@ class TaskLines(Part):
             is_soon = at_us - now_us < _STAY_US
             if line.gate.is_closed:
                 # Nobody knows when the pause ends: the message waits as long again as it has.
-                waited_us = 1_000 * (now_ms - since_ms(one))
+                waited_us = 1_000 * (now_ms - one.row.wanted_ms)
                 is_soon, at_us = waited_us < _AWAY_US, now_us + max(waited_us, _STAY_US)
-            if not self._may_move(one) or (
-                is_soon and stay < _ROWS_MAX and kept[lane] < of_lane_max
-            ):
+            may_stay = is_soon and (stay < _ROWS_MAX or at_us - now_us < _NEXT_US)
+            if not self._may_move(one) or (may_stay and kept[lane] < of_lane_max):
                 stay += 1
                 kept[lane] += 1
                 continue
@@ -237,3 +260,8 @@ class TaskLines(Part):
             return False
         lane = self._memory.lanes.get(one.row.shard.lane)
         return lane is not None and one.row.shard.minute > lane.sealed
+
+
+def _limit_of(name: str | Pause, limit: QueueLimit) -> QueueLimit:
+    """The limits of the messages of a line, among those of the queue."""
+    return limit.of_task(name) if isinstance(name, str) else limit.of_late
