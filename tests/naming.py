@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from shardq.lifecycle.settle import Settler
-from shardq.model import ids, names
+from shardq.model import ids
 from shardq.model.ids import row_ids
 from shardq.model.key import MessageKey
 from shardq.model.message import Row, moved
-from shardq.model.shard import Shard
 from shardq.records.keychanges import Placing
 from shardq.records.keys import note_of
 from shardq.records.register import Register
@@ -64,8 +63,8 @@ class Names:
     def is_there(self, row: Row) -> bool:
         return self.store.find([row.position]) == [row]
 
-    def moves_to(self, row: Row, delay_ms: int, *, claim: str | None = None) -> Row:
-        """A retry, a share, a claim: as a row moves, whose name stays as it is."""
+    def moves_to(self, row: Row, delay_ms: int) -> Row:
+        """A retry or a share: as a row moves, whose name stays as it is."""
         now_us = self.clock.now_us()
         due_ms = now_us // 1_000 + delay_ms
         return moved(
@@ -74,33 +73,19 @@ class Names:
             due_ms,
             ids.after(row.id, now_us),
             attempt=row.attempt + 1,
-            claim=claim,
+            claim=None,
         )
 
-    def move(self, row: Row, delay_ms: int, *, claim: str | None = None) -> Row:
-        new = self.moves_to(row, delay_ms, claim=claim)
+    def move(self, row: Row, delay_ms: int) -> Row:
+        new = self.moves_to(row, delay_ms)
         self.store.insert([new])
         self.note(new)
         self.store.delete([row.position])
         return new
 
-    def note(self, new: Row, first: bytes | None = None) -> None:
-        note = note_of(new, first)
+    def note(self, new: Row) -> None:
+        note = note_of(new)
         self.store.note(note.table, note.partition, {note.key: note.values})
-
-    def bury(self, row: Row) -> Row:
-        now_us = self.clock.now_us()
-        new = row._replace(
-            shard=Shard(names.dead_queue(self.register.name), now_us // HOUR_MS // 1_000, 0),
-            due_ms=now_us // 1_000,
-            id=ids.after(row.id, now_us),
-            first=None,
-            name=row.message_id,
-        )
-        self.store.insert([new])
-        self.note(new, row.first or row.id)
-        self.store.delete([row.position])
-        return new
 
     def command(self, row: Row, *, body: bytes = b"second", delay_ms: int = 2 * HOUR_MS) -> Placing:
         """A move, an edit or a replace, that is to be carried out."""

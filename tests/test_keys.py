@@ -70,22 +70,6 @@ def queue(store: Store, clock: ManualClock, register: Register) -> Names:
 # Puts ---------------------------------------------------------------------------------------------
 
 
-def test_a_put_that_crashed_before_its_row_is_taken_over_and_its_late_row_never_begins(
-    queue: Names,
-) -> None:
-    late = queue.crashed(queue.keys.put(queue.row()))
-    assert queue.of().state is Is.PENDING
-    queue.wait(2)
-    standing = queue.of()
-    assert standing.state is Is.ENDED
-    row = queue.row(body=b"second")
-    assert queue.keys.write([queue.keys.put(row, standing)]) == {}
-    queue.store.insert([late])
-    assert not queue.begins(late)
-    assert queue.refusal(late) is StartRefusal.OVER
-    assert queue.begins(row)
-
-
 def test_a_name_whose_putter_has_a_clock_ahead_is_taken_over_by_ones_own_watch(
     queue: Names,
 ) -> None:
@@ -146,18 +130,6 @@ def test_what_was_begun_ahead_is_given_back_unless_it_was_cancelled(queue: Names
     queue.keys.write([queue.keys.doom(queue.of().key)])
     refused = queue.keys.write([queue.keys.give_back(begun)])
     assert refused == {"order-7": keyrow.doomed(keyrow.live_of(row))}
-
-
-def test_an_end_frees_the_name_of_its_own_message_alone(queue: Names) -> None:
-    row, unkeyed = queue.row(), queue.row()._replace(key=None)
-    queue.put(row)
-    queue.store.delete([row.position])
-    queue.keys.end([row, unkeyed])
-    assert queue.of().state is Is.FREE
-    second = queue.row()
-    queue.put(second)
-    queue.keys.end([row])
-    assert queue.begins(second)
 
 
 def test_a_crash_between_a_rows_delete_and_its_names_end_holds_up_no_put(queue: Names) -> None:
@@ -233,34 +205,6 @@ def test_a_note_that_comes_late_hides_neither_the_next_generation_nor_the_next_m
 # Commands by key ----------------------------------------------------------------------------------
 
 
-def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    command = queue.command(row)
-    assert not any(queue.settler.place([command]))
-    [new] = command.change.insert
-    assert (new.first, keyrow.own_key(new).generation) == (row.id, 2)
-    assert queue.of()[1:3] == (new, Is.WAITING)
-    assert not queue.is_there(row)
-    queue.store.insert([row])
-    assert not queue.begins(row)
-    assert queue.refusal(row) is StartRefusal.COPY
-    assert queue.begins(new)
-
-
-def test_a_command_that_crashed_has_not_happened(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    command = queue.command(row)
-    queue.crashed(command.change)
-    assert queue.of().state is Is.PENDING
-    assert not queue.begins(row)
-    assert queue.refusal(row) is StartRefusal.LATER
-    queue.wait(2)
-    assert queue.of()[1:3] == (row, Is.WAITING)
-    assert queue.refusal(row) is StartRefusal.STRANDED
-
-
 def test_a_row_that_a_crashed_command_left_is_found_where_it_has_moved(queue: Names) -> None:
     row = queue.row()
     queue.put(row)
@@ -288,23 +232,6 @@ def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) ->
     assert queue.begins(new)
 
 
-def test_a_slow_command_that_was_displaced_leaves_the_row_by_which_another_goes(
-    queue: Names,
-) -> None:
-    row = queue.row()
-    queue.put(row)
-    slow = queue.command(row)
-    assert not slow.change.delete
-    late = queue.crashed(slow.change)
-    queue.wait(2)
-    queue.crashed(queue.command(row).change)
-    # It goes on from where it was before the other came.
-    queue.store.insert([late])
-    assert queue.keys.displaced([slow.change]).keys() == {"order-7"}
-    queue.wait(2)
-    assert queue.of()[1:3] == (row, Is.WAITING)
-
-
 def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: Names) -> None:
     row = queue.row()
     queue.put(row)
@@ -328,18 +255,6 @@ def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -
     queue.wait(2)
     assert queue.refusal(row) is StartRefusal.COPY
     assert queue.of().state is Is.ENDED
-
-
-def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
-    row = queue.row()
-    queue.put(row)
-    row = queue.move(row, 5_000)
-    note = note_of(row)
-    assert note is not None
-    before = queue.of().key
-    queue.settler.place([queue.command(row)])
-    queue.keys.forget(before)
-    assert not queue.store.notes(PLACES, note.partition, [note.key])
 
 
 # The tables ---------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from simulated.simulation import Simulation
 from shardq import Connection, Consumer, Message, clock
 from shardq.testing import Stage
 
-REASON = "out of attempts: its consumer died, or its time ran out"
-
 
 @pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
 @pytest.mark.parametrize("place", [0, 4, 9])
