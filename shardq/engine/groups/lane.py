@@ -43,7 +43,7 @@ _COUNTED_ROWS = 2 * PLACES_MAX
 """No claim of a group is behind so many of its rows: its places were taken by its first rows, and
 rows that have ended since may not be deleted yet."""
 _BUCKETS_LOOKED_AT = 200
-"""Of a million groups with tokens, a step looks at so many of each lane."""
+"""The most groups of a lane whose tokens a step looks at: there may be a million."""
 
 
 def place_of(row: Row) -> Place:
