@@ -17,7 +17,7 @@ from shardq.inspection.grid import By, by_of, lay_out
 from shardq.inspection.outlook import backlog, by_time_of_day, clock, hot_minutes
 from shardq.model.names import is_dead_queue
 from shardq.model.shard import HOUR_MS, MINUTE_MS
-from shardq.model.times import duration_ms, iso, moment_of
+from shardq.model.times import duration_ms, iso, iso_or_none, moment_of
 from shardq.pictures.drawing import check_png
 from shardq.pictures.loadmap import Panel, load_map
 from shardq.schedules.triggers.zones import zone_name, zone_of
@@ -250,7 +250,7 @@ def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
         "in_flight": one.depth.in_flight,
         "messages": load.rows,
         "firings": load.firings,
-        "firings_until": None if one.fired_until_ms is None else iso(one.fired_until_ms),
+        "firings_until": iso_or_none(one.fired_until_ms),
         "later": one.later,
         "consumers": one.consumers,
         "paused": one.is_paused,
@@ -259,7 +259,7 @@ def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
         "rate_over_ms": pace and pace.over_ms,
         "best_rate": pace and pace.best,
         "best_is_limit": pace and pace.is_limit,
-        "clear": None if work.clear_ms is None else iso(work.clear_ms),
+        "clear": iso_or_none(work.clear_ms),
         "hot": [_hot_told(run) for run in hot_minutes(one)],
         "cells": [
             {
@@ -280,6 +280,6 @@ def _hot_told(run: Hot) -> dict[str, Any]:
         "due": run.total,
         "most": run.most,
         "usual": run.usual,
-        "done": None if run.done_ms is None else iso(run.done_ms),
+        "done": iso_or_none(run.done_ms),
         "late_ms": run.late_ms,
     }

@@ -11,7 +11,7 @@ from shardq.inspection import failed
 from shardq.inspection.failed import Next
 from shardq.model.message import first_line
 from shardq.model.names import is_dead_queue
-from shardq.model.times import iso, moment_or_ago_ms
+from shardq.model.times import iso, iso_or_none, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,7 @@ def _json(one: LastFailure) -> dict[str, Any]:
         "at": iso(one.at_ms),
         **screen.picked(one, "queue task id attempt error"),
         "next": one.next.value,
-        "again": None if one.again_ms is None else iso(one.again_ms),
+        "again": iso_or_none(one.again_ms),
     }
 
 

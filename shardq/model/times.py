@@ -283,6 +283,11 @@ def iso(moment: datetime | int) -> str:
     return _iso(moment) if isinstance(moment, int) else _iso_of(moment)
 
 
+def iso_or_none(moment: datetime | int | None) -> str | None:
+    """A UTC time as `iso` writes it; None for None."""
+    return None if moment is None else iso(moment)
+
+
 @lru_cache(maxsize=256)
 def _iso(epoch_ms: int) -> str:
     """A time as text; cached, because many schedules fire at one time, and each shows it often."""

@@ -14,7 +14,7 @@ from shardq.inspection.calendar import CalendarCounter, Load
 from shardq.inspection.grid import By, lay_out
 from shardq.inspection.outlook import backlog, hot_minutes
 from shardq.model.grants import Level
-from shardq.model.times import duration_ms, iso
+from shardq.model.times import duration_ms, iso, iso_or_none
 from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
@@ -246,8 +246,8 @@ def _count(queue: SyncQueue, *, horizon_ms: int, by: By, zone: tzinfo) -> _Ahead
         paused=calendar.is_paused,
         consumers=calendar.consumers,
         done_rate=None if calendar.pace is None else calendar.pace.done,
-        clears=None if clear_ms is None else iso(clear_ms),
-        firings_until=None if calendar.fired_until_ms is None else iso(calendar.fired_until_ms),
+        clears=iso_or_none(clear_ms),
+        firings_until=iso_or_none(calendar.fired_until_ms),
     )
     return _Ahead(kept, told, hot_minutes(calendar)[:HOT_MAX] if by is By.MINUTE else ())
 
@@ -293,6 +293,6 @@ def _hot_of(run: Hot, queue: str) -> HotMinutes:
         due=run.total,
         most=run.most,
         usual=run.usual,
-        done=None if run.done_ms is None else iso(run.done_ms),
+        done=iso_or_none(run.done_ms),
         late_ms=run.late_ms,
     )

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from shardq.errors import BadTime, shown
 from shardq.lifecycle.keyedputs import OnConflict
 from shardq.model.message import BODY_BYTES_MAX
-from shardq.model.times import duration_ms, iso
+from shardq.model.times import duration_ms, iso, iso_or_none
 from shardq.server.api.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -244,11 +244,6 @@ def text_or_bytes(content: bytes) -> tuple[str | None, bytes | None]:
         return None, content
 
 
-def time_or_none(moment: datetime | None) -> str | None:
-    """A time as text; None for None."""
-    return None if moment is None else iso(moment)
-
-
 def struct_of(kind: type[S], *found: object, **own: Any) -> S:
     """A struct whose fields are attributes of objects, under the same names; times as text.
 
@@ -281,7 +276,7 @@ def message_of(message: StoredMessage) -> Message:
         key=message.key,
         headers=message.headers,
         error=message.last_error,
-        error_at=time_or_none(error_at),
+        error_at=iso_or_none(error_at),
     )
 
 

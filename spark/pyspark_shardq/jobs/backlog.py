@@ -29,7 +29,7 @@ from shardq.inspection import scan
 from shardq.inspection.outlook import speed
 from shardq.model.shard import lane_name
 from shardq.model.text import plural
-from shardq.model.times import duration_ms, iso, span
+from shardq.model.times import duration_ms, iso, iso_or_none, span
 from shardq.records.folded import stored_totals
 
 if TYPE_CHECKING:
@@ -193,17 +193,17 @@ class BacklogReport(JobOutcome):
             "job": "backlog",
             "queue": self.queue,
             "at": iso(self.at_ms),
-            "until": _iso(self.until_ms),
+            "until": iso_or_none(self.until_ms),
             "messages": self.rows,
             "in_flight": self.in_flight,
             "shards": self.shards,
             "begun": self.begun,
-            "oldest_due": _iso(self.oldest_ms),
+            "oldest_due": iso_or_none(self.oldest_ms),
             "rate": rate and rate.left,
             "put_rate": rate and rate.put,
-            "rate_since": rate and _iso(rate.since_ms),
-            "caught_up": outlook and _iso(outlook.caught_up_ms),
-            "done": outlook and _iso(outlook.done_ms),
+            "rate_since": rate and iso_or_none(rate.since_ms),
+            "caught_up": outlook and iso_or_none(outlook.caught_up_ms),
+            "done": outlook and iso_or_none(outlook.done_ms),
             "latest_minute": outlook and outlook.latest and iso(outlook.latest[0]),
             "latest_by_ms": outlook and outlook.latest and outlook.latest[1],
             "hottest": [_minute_json(minute) for minute in self.hottest()],
@@ -252,7 +252,7 @@ class BacklogReport(JobOutcome):
         is_given = self.rate is not None and self.rate.since_ms is None
         asked = {
             "queue": self.queue,
-            "due before": _iso(self.until_ms),
+            "due before": iso_or_none(self.until_ms),
             "rate": str(self.rate).removesuffix(",") if is_given else None,
         }
         title = f"Backlog of {self.queue}"
@@ -491,10 +491,6 @@ def _clock(epoch_ms: int) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _iso(epoch_ms: int | None) -> str | None:
-    return None if epoch_ms is None else iso(epoch_ms)
 
 
 def _priority_json(priority: int) -> int | None:
