@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
 
-_POLL_S = 0.05
+_POLL_S = 0.01
+"""How exactly a proof knows when a process that it killed was dead."""
 
 
 class ProcessById:
