@@ -25,7 +25,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.inspection.audit import Auditor
-from shardq.inspection.calendar import forecast, forecast_ms
+from shardq.inspection.calendar import begins, forecast, forecast_ms
 from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
@@ -37,7 +37,7 @@ from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
 from shardq.model import names, settings
-from shardq.model.limits import with_pause, with_pause_of, with_rule, with_task
+from shardq.model.limits import queue_limit_of, with_pause, with_pause_of, with_rule, with_task
 from shardq.model.message import Message, died_in
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.records.ledger import Record
@@ -742,21 +742,31 @@ class Queue(Scheduled):
         """
         return self._depth.exact() if exact else self._depth.depth(self._mender.read)
 
-    def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
+    def forecast(
+        self, horizon: Duration = "1h", *, begin: bool = False
+    ) -> list[tuple[datetime, int]]:
         """Messages and firings due in each of the coming minutes, the current one included.
 
         Args:
             horizon: How far ahead, to a day.
+            begin: True to count each message in the minute in which it begins by the queue's rate,
+                also those that are due now. Handlers are taken to keep up with the rate; limits of
+                groups and tasks, pauses, and what is put meanwhile do not count.
 
         Returns:
             (start of the minute, messages due in it from now on) for every minute, also for those
             without any.
         """
         horizon_ms = forecast_ms(horizon)
-        register = self._home.register
+        home, register = self._home, self._home.register
         register.refresh(force=register.has_unused_lanes)
         stored, firings = self._mender.read(), self.schedules._home.firings
-        return forecast(self._home.store, self._home.clock, register, horizon_ms, stored, firings)
+        due = forecast(home.store, home.clock, register, horizon_ms, stored, firings)
+        if not begin:
+            return due
+        allowed = queue_limit_of(self.settings.queue_limit).a_second
+        ready = self._depth.depth(lambda: stored).ready
+        return begins(due, ready, allowed, home.clock.now_ms(), self.settings.minute_ms)
 
     def audit(
         self,

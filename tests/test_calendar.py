@@ -534,6 +534,40 @@ def test_a_minute_with_more_than_consumers_can_do_is_hot() -> None:
     )
 
 
+def test_a_minute_with_more_than_its_rate_allows_is_hot() -> None:
+    minutes = {minute(9): Load(900, 300), minute(20): Load(690)}
+    found = replace(calendar(minutes), allowed=10.0)
+    [hot] = hot_minutes(found)
+    assert hot.line(found, UTC) == (
+        "12:09: 1,200 due, 20/s; its rate allows 10/s at most, so the last begins 2m late, about "
+        "12:11:00"
+    )
+    busy = replace(calendar(minutes, pace=at(5, limit=True)), allowed=10.0)
+    assert "consumers do 5/s at most" in hot_minutes(busy)[0].line(busy, UTC)
+
+
+def test_a_forecast_says_when_messages_begin_by_the_rate_of_their_queue(stage: Stage) -> None:
+    now_ms = stage.clock.now_ms()
+    stage.clock.advance((MINUTE_MS - now_ms % MINUTE_MS) / 1_000)
+    queue = stage.connect().queue("mail", limits={"rate": ["10/s", "540/m"], "burst": 3})
+    queue.put_many({"body": "x"} for _ in range(100))
+    queue.put_many({"body": "x", "delay": "180s"} for _ in range(1_200))
+
+    def counts(*, begin: bool) -> list[int]:
+        return [count for _, count in queue.forecast("6m", begin=begin)]
+
+    assert counts(begin=False) == [0, 0, 0, 1_200, 0, 0, 0]
+    assert counts(begin=True) == [100, 0, 0, 540, 540, 120, 0]
+    queue.alter(limits="off")
+    assert counts(begin=True) == [100, 0, 0, 1_200, 0, 0, 0]
+
+
+def test_a_calendar_reckons_with_the_rate_of_its_queue(stage: Stage) -> None:
+    home = stage.connect().queue("mail", limits={"rate": "30/m"})._home
+    counter = CalendarCounter(home.store, home.clock, home.register)
+    assert counter.count(stage.clock.now_ms(), stage.clock.now_ms() + HOUR_MS).allowed == 0.5
+
+
 def test_without_a_limit_a_minute_far_above_the_others_is_hot() -> None:
     usual = {minute(n): Load(30) for n in range(20)}
     assert hot_minutes(calendar(usual | {minute(30): Load(150)})) == []

@@ -80,10 +80,10 @@ def calendar(
     is due now will be done:
 
     \b
-    hot        more is due in that minute than is done in it. What consumers can
-               do is known where they were late in two of the last 5 minutes, one
-               after the other; else hot is what is far above other minutes, and
-               above what was done in one
+    hot        more is due in that minute than is done in it. The queue's rate is
+               a limit. What consumers can do is known where they were late in two
+               of the last 5 minutes, one after the other; else hot is what is far
+               above other minutes, and above what was done in one
     done       deliveries a second in this minute and the one before, or in the
                last 5 minutes where these were few
     come in    messages put a second in the same time, or what is known to come

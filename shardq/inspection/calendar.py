@@ -20,6 +20,7 @@ from shardq.errors import BadTime, shown
 from shardq.inspection import scan
 from shardq.inspection.depth import DepthCounter, may_be_doomed
 from shardq.inspection.pace import pace_of
+from shardq.model.limits import queue_limit_of
 from shardq.model.shard import MINUTE_MS
 from shardq.model.times import duration_ms, moment_of
 from shardq.records.folded import stored_totals
@@ -84,6 +85,7 @@ class Calendar:
         is_paused: True if the queue is paused.
         fired_until_ms: The end of the counted firings, if there are more than `FIRINGS_MAX`; None:
             all were counted.
+        allowed: Deliveries per second that the queue's rate allows; None: it has no rate.
     """
 
     queue: str
@@ -95,6 +97,7 @@ class Calendar:
     consumers: int = 0
     is_paused: bool = False
     fired_until_ms: int | None = None
+    allowed: float | None = None
 
     @property
     def load(self) -> Load:
@@ -147,6 +150,34 @@ def forecast(
     for due_ms, count in chain(rows, firings(now_ms, until_ms - 1)):
         counts[layout.minute_of(due_ms)] += count
     return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+
+
+def begins(
+    due: list[tuple[datetime, int]], ready: int, allowed: float | None, now_ms: int, minute_ms: int
+) -> list[tuple[datetime, int]]:
+    """How many messages begin in each of a queue's coming minutes, as far as its rate decides.
+
+    Args:
+        due: The messages that come due in each minute, as `forecast` returns them.
+        ready: The messages that are due now.
+        allowed: Deliveries per second that the queue's rate allows; None: any number.
+        now_ms: Now, epoch milliseconds.
+        minute_ms: The length of the queue's minutes.
+    """
+    found, left, tokens = [], ready, 0.0
+    for minute, count in due:
+        # A bucket keeps no tokens of minutes without messages.
+        tokens = tokens if left else 0.0
+        left += count
+        begun = left
+        if allowed is not None:
+            end_ms = 1_000 * minute.timestamp() + minute_ms
+            tokens += allowed * min(end_ms - now_ms, minute_ms) / 1_000
+            begun = min(left, int(tokens))
+            tokens -= begun
+        left -= begun
+        found.append((minute, begun))
+    return found
 
 
 class CalendarCounter:
@@ -205,6 +236,7 @@ class CalendarCounter:
             len(heartbeats(self._store, register.members_key)),
             register.settings.paused,
             fired_until_ms,
+            queue_limit_of(register.settings.queue_limit).a_second,
         )
 
     @property

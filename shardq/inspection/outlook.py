@@ -85,7 +85,7 @@ class Hot:
         end_ms: The end of the last minute.
         total: The load of all these minutes.
         most: The load of the fullest minute.
-        done_ms: When the last message of these minutes is done; None if no limit is known.
+        done_ms: When the last message of these minutes begins; None if no limit is known.
         usual: The median load of other minutes, without the empty ones.
     """
 
@@ -117,12 +117,13 @@ class Hot:
         if days > 1:
             said += f", and on {days - 1:,} other {'day' if days == 2 else 'days'} as well"
         said += f": {self.total:,} due, {up_to}{speed(self.most / 60)}"
-        pace = calendar.pace
-        if self.done_ms is not None and pace is not None:
+        pace, limit = calendar.pace, _limit(calendar)
+        if self.done_ms is not None and limit is not None:
             done = clock(self.done_ms, self.start_ms, zone)
+            by = "its rate allows" if limit == calendar.allowed else "consumers do"
             return (
-                f"{said}; consumers do {speed(pace.best)} at most, so the last begins "
-                f"{span(self.late_ms)} late, about {done}"
+                f"{said}; {by} {speed(limit)} at most, so the last begins {span(self.late_ms)} "
+                f"late, about {done}"
             )
         others = f"other minutes have {self.usual:,}" if self.usual else "other minutes have none"
         if pace is None:
@@ -159,13 +160,13 @@ def backlog(calendar: Calendar) -> Backlog:
 def hot_minutes(calendar: Calendar) -> list[Hot]:
     """The minutes ahead that are too full, the worst first.
 
-    If half of the deliveries in the best recent minute and in one beside it were late, its rate is
-    the consumers' limit. A minute is then too full if a message in it would wait for over 10 s.
+    A queue's rate is a limit. If half of the deliveries in the best recent minute and in one beside
+    it were late, its rate is the consumers' limit. A minute is then too full if a message in it
+    would wait for over 10 s.
     Without a limit, a minute is too full if its load is far above that of other minutes, and above
     the best recent one.
     """
-    pace = calendar.pace
-    limit = pace.best if pace is not None and pace.is_limit else None
+    pace, limit = calendar.pace, _limit(calendar)
     totals = {start_ms: load.total for start_ms, load in calendar.minutes.items()}
     usual = median_low(totals.values()) if len(totals) > 1 else 0
     if limit is not None:
@@ -183,6 +184,13 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
         done_ms = done.get(run[-1])
         found.append(Hot(run[0], end_ms, sum(counts), max(counts), done_ms, usual))
     return sorted(found, key=lambda one: (-one.late_ms, -one.most, one.start_ms))
+
+
+def _limit(calendar: Calendar) -> float | None:
+    """The most deliveries per second, by the queue's rate and by its consumers; None: unknown."""
+    pace = calendar.pace
+    known = [calendar.allowed, pace.best if pace is not None and pace.is_limit else None]
+    return min((limit for limit in known if limit is not None), default=None)
 
 
 def by_time_of_day(found: Iterable[Hot], zone: tzinfo) -> list[tuple[Hot, int]]:

@@ -260,6 +260,11 @@ class QueueLimit(NamedTuple):
         return None
 
     @property
+    def a_second(self) -> float | None:
+        """Deliveries per second that the rates allow in the long run; None: any number."""
+        return min((1e6 / rate.interval_us for rate, _ in self.rates), default=None)
+
+    @property
     def units(self) -> int:
         """Into how many parts the rates are shared out: as many as the smallest burst."""
         return min((burst for _, burst in self.rates), default=0)

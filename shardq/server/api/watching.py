@@ -91,9 +91,12 @@ class ForecastQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         horizon: To a day.
+        begin: True to count each message in the minute in which it begins by the queue's rate, also
+            those that are due now.
     """
 
     horizon: Span = "1h"
+    begin: bool = False
 
 
 class Minute(Struct):
@@ -101,7 +104,7 @@ class Minute(Struct):
 
     Attributes:
         minute: Its start.
-        count: Messages and firings of schedules due in it.
+        count: Messages and firings of schedules that are due in it, or begin.
     """
 
     minute: Time
@@ -208,7 +211,8 @@ async def get_statistics(call: RouteCall[None, None]) -> Statistics:
 @route("GET", QUEUE + "/forecast", Level.GET)
 async def get_forecast(call: RouteCall[ForecastQuery, None]) -> Forecast:
     """Messages and firings due in each of the coming minutes."""
-    found = await (await call.queue()).queue.forecast(call.query.horizon)
+    query = call.query
+    found = await (await call.queue()).queue.forecast(query.horizon, begin=query.begin)
     return Forecast([Minute(iso(minute), count) for minute, count in found])
 
 
