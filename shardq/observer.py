@@ -129,8 +129,8 @@ class MemberView:
         isolated: True if it delivers only from minutes that ended at least the offset ago.
         shortest_ms: How long the handler that began last has run; 0 without any.
         runs: Its runs, the first begun first, 32 at most.
-        limited: (limit, due messages in its memory that the limit holds back): `place` and `rate`
-            of their groups, `queue`.
+        limited: (limit, due messages in its memory that the limit holds back), as
+            `Heartbeat.limited` names them.
     """
 
     name: str

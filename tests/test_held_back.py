@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from supervised import wait_for
 
 from shardq import Consumer, Message, Where
+from shardq.model.message import TASK_HEADER
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.testing import Recorder, Stage
 
@@ -48,6 +49,40 @@ def test_a_message_that_waits_for_the_rate_of_its_queue_says_so(stage: Stage) ->
     assert "waits for the limit of its queue, 6/m, behind 20 of its queue" in str(state)
     assert state_of(queue, grouped).limit_of == "queue"
     assert beat_of(queue).limited == {"queue": 22}
+
+
+def test_a_job_that_waits_for_the_rate_of_its_task_says_so(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"tasks": {"shop.*": {"rate": "6/m"}}})
+    headers = {TASK_HEADER: "shop.charge"}
+    jobs = [queue.put(f"{number}", headers=headers) for number in range(31)]
+    queue.put("other", headers={TASK_HEADER: "shop.mail"})
+    others = [queue.put(f"other {number}") for number in range(5)]
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen, threads=4), seconds=8)
+    assert {message.text for message in seen.messages} >= {message.text for message in others}
+    for number in (2, 30):
+        # The first waits in memory, the last was moved to its turn.
+        state = state_of(queue, queue.find(jobs[number].id) or jobs[number])
+        assert (state.where, state.limit, state.limit_of) == (Where.LIMITED, "6/m", "task")
+        assert state.ahead == number
+        assert state.until is not None
+        assert (state.until - state.at).total_seconds() == 10 * number
+    assert "waits for the limit of its task, 6/m, behind 30 of its task, until about" in str(state)
+    assert set(beat_of(queue).limited) == {"task"}
+
+
+def test_a_late_message_that_waits_for_its_turn_says_so(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", limits={"catch_up": "6/m"})
+    late = [queue.put(f"{number}") for number in range(31)]
+    queue.put("paused", key="order-7")
+    queue.pause(key="order-7")
+    stage.clock.advance(60)
+    queue.put("on time")
+    stage.drive(Consumer(queue, Recorder(stage.clock), threads=4), seconds=8)
+    state = state_of(queue, queue.find(late[30].id) or late[30])
+    assert (state.where, state.limit_of, state.ahead) == (Where.LIMITED, "queue", 30)
+    assert "waits for the limit of its queue, 6/m for late messages, behind 30" in str(state)
+    assert set(beat_of(queue).limited) == {"late", "pause"}
 
 
 def test_a_message_that_waits_for_handlers_that_run_says_so(busy: Stage) -> None:

@@ -90,13 +90,14 @@ def test_what_limits_hold_back_is_shown_by_limit_and_never_by_group(
     db: shardq.Connection, scrape: Scraped
 ) -> None:
     queue = db.queue("mail")
-    for member, held in (("a", {"rate": 3, "queue": 2}), ("b", {"rate": 4})):
+    for member, held in (("a", {"rate": 3, "queue": 2}), ("b", {"rate": 4, "task": 5})):
         told = Heartbeat(threads=1, limited=held).to_json()
         db._home.store.note(MEMBERS, ("mail",), {member: told}, 60_000)
     queue.pause(group="eu-*")
     assert scrape.value("shardq_limited_messages", queue="mail", limit="rate") == 7
     assert scrape.value("shardq_limited_messages", queue="mail", limit="queue") == 2
     assert scrape.value("shardq_limited_messages", queue="mail", limit="place") == 0
+    assert scrape.value("shardq_limited_messages", queue="mail", limit="task") == 5
     assert scrape.value("shardq_paused_names", queue="mail", of="group") == 1
 
 

@@ -572,7 +572,8 @@ class Engine(Part):
 
     def _limited(self) -> dict[str, int]:
         held_back = self.ready.held_back
-        return self.groups.held_back() | ({"queue": held_back} if held_back else {})
+        limited = self.groups.held_back() | self._tasks.held_back()
+        return limited | ({"queue": held_back} if held_back else {})
 
     def _bury_dead(self) -> bool:
         """Remove members of this machine that are dead; True if any was removed."""

@@ -37,8 +37,8 @@ class Where(StrEnum):
     PAUSED = "paused"
     """It is due, and its queue, its group, its task or its key is paused."""
     LIMITED = "limited"
-    """It is due, and a limit of its group or its queue holds it back: a rate, or messages that
-    run."""
+    """It is due, and a limit of its group, its task or its queue holds it back: a rate, or messages
+    that run."""
     PASSED = "passed"
     """The message is due in a sealed partition: only a sweep or `check --all` reads it, no poll."""
     NO_CONSUMER = "no consumer"

@@ -20,7 +20,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.limits import GroupLimit, Pause, limits_of, queue_limit_of, wait_ms
+from shardq.model.limits import AWAY_MS, LATE, Pause, limits_of, queue_limit_of, wait_ms
 from shardq.model.message import died_after, is_snooze_reason, last_error, priority_of
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import due_ms, moment_of
@@ -30,11 +30,10 @@ from shardq.stores.store import NEVER, Slice
 from shardq.stores.tables import LANES, MEMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.inspection.finder import SearchResult, WantedMessage
-    from shardq.model.limits import QueueLimit
     from shardq.model.message import Message, Row
     from shardq.model.settings import Settings
     from shardq.records.ledger import Record
@@ -46,8 +45,8 @@ _COUNT_MINUTES = 500
 _LOOKS = 2
 """A message that moves between two reads is looked for once more."""
 _PAGE = 1_000
-_GROUP_ROWS_MAX = 20_000
-"""How many rows of a lane are read for the head of a group."""
+_ROWS_MAX = 20_000
+"""How many rows are read for the head of a group, and for messages that wait for one limit."""
 _FAILED_MS = 1_000
 """A row that was placed within this time of its last failure was placed by that failure, not by a
 
@@ -252,14 +251,42 @@ class Whereabouts:
         open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
         if beats and all(beat.isolated for beat in beats.values()) and open_ms > due_ms(state.at):
             return replace(state, where=Where.ISOLATED, until=moment_of(open_ms))
-        return self._of_queue(self._of_ready(row, state, beats), beats)
+        return self._of_limits(row, self._of_ready(row, state, beats), beats)
 
-    def _of_queue(self, state: State, beats: Mapping[str, Heartbeat]) -> State:
-        """The state of a message that only its queue's limits, or busy handlers, hold back."""
-        if not any("queue" in beat.limited for beat in beats.values()):
-            return state
-        limit = queue_limit_of(self._register.settings.queue_limit)
-        return _as_limited(state, limit, wait_ms(limit.rates, state.ahead or 0))
+    def _of_limits(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
+        """The state of a message that only limits of its queue, or busy handlers, hold back."""
+        now_ms, limit = due_ms(state.at), queue_limit_of(self._register.settings.queue_limit)
+        held = {of for beat in beats.values() for of in beat.limited}
+        line = limit.line_of(row, now_ms)
+        of = "late" if line == LATE else "task"
+        # A message that waits for its turn may have been moved to about that.
+        if line is not None and (of in held or row.due_ms > now_ms):
+            ahead = self._before(row, lambda other: limit.line_of(other, now_ms) == line, now_ms)
+            left_ms, ahead_of = (
+                wait_ms(limit.of_line(line).rates, ahead),
+                replace(state, ahead=ahead),
+            )
+            if isinstance(line, str):
+                return _as_limited(ahead_of, str(limit.of_line(line)), left_ms, "task")
+            return _as_limited(ahead_of, f"{limit.catch_up} for late messages", left_ms, "queue")
+        if "queue" in held:
+            return _as_limited(state, str(limit), wait_ms(limit.rates, state.ahead or 0), "queue")
+        return state
+
+    def _before(self, row: Row, is_alike: Callable[[Row], bool], now_ms: int) -> int:
+        """How many due messages that are alike have waited for longer; 20,000 rows are read."""
+        layout, count, read = self._register.layout, 0, 0
+        shards = open_shards(self._store, self._register, now_ms + AWAY_MS)
+        for page in scan.pages(self._store, layout, shards, purpose="find", bodies=False):
+            count += sum(
+                other.claim is None and (other.wanted_ms, other.order) < (row.wanted_ms, row.order)
+                for other in page
+                if is_alike(other)
+            )
+            read += len(page)
+            if read > _ROWS_MAX:
+                break
+        return count
 
     def _held(
         self, row: Row, group: str, state: State, beats: Mapping[str, Heartbeat], is_head: bool
@@ -270,7 +297,9 @@ class Whereabouts:
         limit = limits_of(self._register.settings.group_limits).of(group)
         first, count = self._first_of_group(row)
         if beats and (limit.rates or 1 < limit.places <= count):
-            return _as_limited(replace(state, ahead=count), limit, wait_ms(limit.rates, count))
+            return _as_limited(
+                replace(state, ahead=count), str(limit), wait_ms(limit.rates, count), "group"
+            )
         if first is None or limit.places > 1:
             return None
         head = self._as_head(first, beats, state.at)
@@ -357,7 +386,7 @@ class Whereabouts:
                 if one.group == row.group and not self._register.is_purged(one):
                     first, count = first or one, count + 1
             read += len(page)
-            if read > _GROUP_ROWS_MAX:
+            if read > _ROWS_MAX:
                 break
         return first, count
 
@@ -388,14 +417,21 @@ def _as_paused(row: Row, state: State, settings: Settings) -> State | None:
     return replace(state, where=Where.PAUSED, limit=pause.names, limit_of=pause.of)
 
 
-def _as_limited(state: State, limit: GroupLimit | QueueLimit, left_ms: int) -> State:
-    """The state of a message that a limit holds back for about so long; 0: it is not known."""
+def _as_limited(state: State, limit: str, left_ms: int, of: str) -> State:
+    """The state of a message that a limit holds back for about so long; 0: it is not known.
+
+    Args:
+        state: The state without it.
+        limit: The limit, as text.
+        left_ms: How long it holds the message back.
+        of: Whose limit it is: `group`, `task` or `queue`.
+    """
     return replace(
         state,
         where=Where.LIMITED,
         until=moment_of(due_ms(state.at) + left_ms) if left_ms else None,
-        limit=str(limit),
-        limit_of="group" if isinstance(limit, GroupLimit) else "queue",
+        limit=limit,
+        limit_of=of,
     )
 
 

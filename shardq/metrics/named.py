@@ -73,7 +73,7 @@ METRICS: dict[str, Named] = {
     ),
     "shardq_limited_messages": Named(
         "gauge",
-        "Due messages in consumers' memory that a limit holds back: place, rate, queue.",
+        "Due messages in consumers' memory that a limit holds back, by the kind of limit.",
         ("queue", "limit"),
     ),
     "shardq_workers": Named("gauge", "Workers and consumers of the queue.", _QUEUE),

@@ -316,7 +316,7 @@ def _values(view: QueueView) -> dict[_Series, float]:
         **{("shardq_paused_names", (of,)): paused[of] for of in ("group", "task", "key")},
         **{
             ("shardq_limited_messages", (limit,)): view.limited.get(limit, 0)
-            for limit in ("place", "rate", "queue")
+            for limit in ("place", "rate", "queue", "task", "late", "pause")
         },
         ("shardq_workers", ()): len(members),
         ("shardq_leases", ()): sum(lane.owner is not None for lane in view.lanes),

@@ -200,6 +200,10 @@ class Pause(NamedTuple):
     names: str
 
 
+LATE = Pause("late", "")
+"""Stands for the late messages of a queue that limits how it catches up."""
+
+
 class QueueLimit(NamedTuple):
     """The limits of a queue, or of one task in it, over all consumers.
 
@@ -258,6 +262,24 @@ class QueueLimit(NamedTuple):
             if name is not None and is_within(name, pause.names):
                 return pause
         return None
+
+    def line_of(self, row: Row, now_ms: int) -> str | Pause | None:
+        """Name the line in which a due message waits while others pass.
+
+        Returns:
+            The pause of its task or key; its task if that has limits; `LATE`; None: no line.
+        """
+        if (pause := self.pause_of(row)) is not None:
+            return pause
+        task = task_of(row) if self.tasks else None
+        if task is not None and self.rule_of(task) is not None:
+            return task
+        is_late = self.catch_up is not None and row.wanted_ms < now_ms - LATE_MS
+        return LATE if is_late else None
+
+    def of_line(self, name: str | Pause) -> QueueLimit:
+        """Return the limits of the messages of a line that is not paused."""
+        return self.of_task(name) if isinstance(name, str) else self.of_late
 
     @property
     def a_second(self) -> float | None:

@@ -196,7 +196,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
         holder: The beginning of the locks of its leases.
         gave: Group lanes that it has given to others lately: (lane, member).
         limited: Limit -> how many due messages in its memory it holds back: `place` and `rate` of
-            their groups, `queue`.
+            their groups, `queue`, `task`, `late`, and `pause` of tasks and keys.
     """
 
     threads: Count = 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shardq.engine.handing.delivery import HeadLine
 from shardq.engine.handing.gate import Gate
 from shardq.engine.members.part import Part
-from shardq.model.limits import AWAY_MS, LATE_MS, Pause, QueueLimit, queue_limit_of
+from shardq.model.limits import AWAY_MS, LATE, queue_limit_of
 from shardq.model.message import task_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
     from shardq.engine.storing.outbox import Outbox
+    from shardq.model.limits import Pause, QueueLimit
     from shardq.model.message import Row
 
 _ROWS_MAX: Final = 100
@@ -41,8 +42,6 @@ _STAY_US: Final = 60_000_000
 _AWAY_US: Final = 1_000 * AWAY_MS
 _EARLY: Final = 0.9
 """Postponement jobs return somewhat before their turns, so that tokens are not left over."""
-_LATE: Final = Pause("late", "")
-"""The name of the line of late messages."""
 _MEASURED_MIN: Final = 10
 _MEASURED_US: Final = 10_000_000
 _MEASURED_US_MAX: Final = 60_000_000
@@ -133,51 +132,39 @@ class TaskLines(Part):
             self._lines = {name: line for name, line in self._lines.items() if self._has_line(name)}
             self._ready.add(waiting)
             for one in self._outbox.handed_out():
-                task = self._limited_task(one.row)
-                one.limit(None if task is None else self._line(task).gate, one.line)
+                task = task_of(one.row)
+                has_limits = task is not None and limit.rule_of(task) is not None
+                one.limit(self._line(task).gate if task and has_limits else None, one.line)
 
     # From `ready` ---------------------------------------------------------------------------------
 
     def has_limits(self, row: Row) -> bool:
         """True if a row is paused or late, or its task has limits."""
-        return self._name_of(row) is not None
+        return self._limit.line_of(row, self._clock.now_ms()) is not None
 
     def limit(self, waiting: Iterable[Delivery]) -> None:
         """Record the limits of their tasks in rows that are about to wait for a handler."""
+        now_ms = self._clock.now_ms()
         for one in waiting:
-            if (name := self._name_of(one.row)) is not None:
+            if (name := self._limit.line_of(one.row, now_ms)) is not None:
                 line = self._line(name)
                 one.limit(line.gate, line.line if one.line is None else one.line)
-
-    def _name_of(self, row: Row) -> str | Pause | None:
-        """The name of the line in which a row waits: its pause, its task, late; None: no line."""
-        limit = self._limit
-        name = limit.pause_of(row) or self._limited_task(row)
-        if name is not None or limit.catch_up is None:
-            return name
-        return _LATE if row.wanted_ms < self._clock.now_ms() - LATE_MS else None
 
     def _has_line(self, name: str | Pause) -> bool:
         """True if messages of a line may have to wait by the present limits."""
         limit = self._limit
         if isinstance(name, str):
             return limit.rule_of(name) is not None
-        return name in limit.paused or (name == _LATE and limit.catch_up is not None)
-
-    def _limited_task(self, row: Row) -> str | None:
-        """The task of a row, if it has limits."""
-        task = task_of(row) if self._limit.tasks else None
-        return None if task is None or self._limit.rule_of(task) is None else task
+        return name in limit.paused or (name == LATE and limit.catch_up is not None)
 
     def _line(self, name: str | Pause) -> TaskLine:
         line = self._lines.get(name)
         if line is None:
-            suffix = f" {name}" if isinstance(name, str) else f":{name.of}"
             gate = Gate(
                 self._home,
                 self._lock,
                 self._threads,
-                suffix=suffix,
+                suffix=f" {name}" if isinstance(name, str) else f":{name.of}",
                 limit_of=partial(_limit_of, name),
                 is_closed=name in self._limit.paused,
             )
@@ -206,6 +193,15 @@ class TaskLines(Part):
                 if not line.gate.is_idle or line.gate.running()
             }
         return has_changed
+
+    def held_back(self) -> dict[str, int]:
+        """Count the due rows in memory that wait for these limits: `Heartbeat.limited`."""
+        counts: Counter[str] = Counter()
+        with self._lock:
+            for name, line in self._lines.items():
+                of = "task" if isinstance(name, str) else "late" if name == LATE else "pause"
+                counts[of] += 0 if line.gate.may_begin() else line.gate.due
+        return {of: count for of, count in counts.items() if count}
 
     def postpone(self) -> None:
         """Move jobs that wait for long: they would fill the memory for other tasks."""
@@ -263,5 +259,4 @@ class TaskLines(Part):
 
 
 def _limit_of(name: str | Pause, limit: QueueLimit) -> QueueLimit:
-    """The limits of the messages of a line, among those of the queue."""
-    return limit.of_task(name) if isinstance(name, str) else limit.of_late
+    return limit.of_line(name)
