@@ -27,6 +27,13 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
+@pytest.fixture(name="stage", params=[True, False], ids=["local", "elsewhere"])
+def either_stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """On a store that has an index of minutes, and on one without; to be imported."""
+    with Stage(local=request.param) as made:
+        yield made
+
+
 @pytest.fixture
 def queue(stage: Stage) -> Queue:
     """A queue of the stage, as it is unless settings are given."""

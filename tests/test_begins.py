@@ -7,11 +7,11 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from crashing import crash, run_until_crash
 from keyed_rows import Names
+from worlds import on_both_stores
 
 import shardq
 from shardq import Consumer, Message, Queue, Retry
@@ -264,18 +264,16 @@ def test_many_that_are_due_begin_by_few_lwts(stage: Stage) -> None:
     assert stage.faults.calls[WRITE] - before < 100
 
 
-@pytest.fixture(params=["sqlite", "cassandra"])
-def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Queue]:
+@pytest.fixture
+def queue(url: str) -> Iterator[Queue]:
     """One of a real store and a real clock."""
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    if request.param == "cassandra":
-        url = request.getfixturevalue("cassandra_url")
     with shardq.connect(url) as db:
         queue = db.queue(f"q-{uuid.uuid4().hex[:16]}")
         yield queue
         queue.drop()
 
 
+@on_both_stores
 def test_what_is_cancelled_while_threads_run_has_run_or_never_does(queue: Queue) -> None:
     names = Names(queue)
     rows = [names.row(f"order-{n}", delay_ms=500 + 3 * n, lane=n % 4 * 3) for n in range(200)]

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from own_triggers import Failing
-from worlds import World, world_of
+from stages import either_stage  # noqa: F401 - a fixture
+from worlds import World, on_each_store
 
 from shardq import Consumer
 from shardq.errors import BadTime
@@ -41,13 +42,6 @@ DAY_MS = 24 * HOUR_MS
 NOON_MS = due_ms("2026-11-26T12:00:00Z")
 BERLIN = ZoneInfo("Europe/Berlin")
 UTC = ZoneInfo("UTC")
-
-
-@pytest.fixture(params=["elsewhere", "local"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """On a store without an index of minutes, and on one that has it."""
-    with Stage(local=request.param == "local") as made:
-        yield made
 
 
 def ahead(queue: Queue, hours: float = 1, **given: object) -> Calendar:
@@ -162,7 +156,7 @@ def test_a_forecast_counts_what_schedules_will_put(stage: Stage) -> None:
     assert sum(count for _, count in queue.forecast("8m")) == 1 + 4
 
 
-@pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
+@on_each_store
 def test_each_store_counts_the_same(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put_many([{"body": "x", "delay": delay} for delay in ("3m", "3m", "2h", "20d", "50d")])
@@ -174,11 +168,6 @@ def test_each_store_counts_the_same(world: World) -> None:
     assert sum(count for _, count in queue.forecast("3h")) == 3 + 2
     counted = ahead(queue, hours=5, firings=queue.schedules._home.firings)
     assert counted.load == Load(3, 2)
-
-
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 # What schedules will put --------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import pytest
 from reading import write
+from stages import either_stage  # noqa: F401 - a fixture
 
 from shardq import Consumer, Depth
 from shardq.records.membership import Heartbeat
@@ -14,15 +14,7 @@ from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Message, Queue
-
-
-@pytest.fixture(params=[True, False], ids=["indexed", "without an index"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    with Stage(local=request.param) as made:
-        yield made
 
 
 def both(queue: Queue) -> Depth:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from forked import Process
+from stages import either_stage  # noqa: F401 - a fixture
 
 from shardq import Consumer, Depth, connect
 from shardq.errors import StoreCorrupt, StoreUnavailable
@@ -21,17 +22,10 @@ from shardq.stores.tables import LANES, MEMBERS, STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from shardq import Message, Queue
     from shardq.records.folded import Stored
-
-
-@pytest.fixture(params=[True, False], ids=["indexed", "without an index"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    with Stage(local=request.param) as made:
-        yield made
 
 
 def stored(queue: Queue) -> Stored:

@@ -309,24 +309,19 @@ def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage, queue: Queu
     assert queue.totals().late_repaired == 1
 
 
-def test_a_late_write_whose_repair_is_late_too_is_repaired_again(stage: Stage) -> None:
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_late_write_whose_repair_is_late_too_is_repaired_again(
+    stage: Stage, *, is_answered: bool
+) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.call("insert", lambda: stage.clock.advance(200))
-    stage.faults.call("move", lambda: stage.clock.advance(200))
-    queue.put("late")
-    [row] = [message._row for message in queue.peek()]
-    assert row.due_ms >= stage.clock.now_ms() - 1_000
 
-
-def test_a_repair_without_an_answer_that_is_late_too_is_repaired_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    stage.faults.call("insert", lambda: stage.clock.advance(200))
-
-    def slow_and_unanswered() -> None:
+    def late_too() -> None:
         stage.clock.advance(200)
-        raise StoreTimeout("no answer")
+        if not is_answered:
+            raise StoreTimeout("no answer")
 
-    stage.faults.call("move", slow_and_unanswered)
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    stage.faults.call("move", late_too)
     queue.put("late")
     [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from reading import reading, write
+from stages import either_stage  # noqa: F401 - a fixture
 
 from shardq import Consumer, Queue, Retry
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
 BAND_0 = list(range(0, 24, 3))
-
-
-@pytest.fixture(params=[False, True], ids=["elsewhere", "local"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    with Stage(local=request.param) as made:
-        yield made
 
 
 def polled(consumer: Consumer) -> list[int]:

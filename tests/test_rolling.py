@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from shell import Shell, shell  # noqa: F401 - a fixture
-from worlds import World, world_of
+from worlds import World, on_each_store
 
 import shardq
 from shardq import Consumer
@@ -17,18 +17,11 @@ from shardq.model.formats import FORMAT
 from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Queue
     from shardq.stores.store import Store
 
 REFRESHED_S = 3.1
 WAIT_S = 10
-
-
-@pytest.fixture(params=["memory", "file", "cassandra"])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(request)
 
 
 def set_by_a_newer_release(store: Store, queue: str, **settings: Any) -> None:
@@ -54,6 +47,7 @@ def deliver(world: World, consumer: Consumer, queue: Queue, seen: list[str], tex
     assert text in seen
 
 
+@on_each_store
 def test_a_running_consumer_passes_over_a_setting_that_it_does_not_know(world: World) -> None:
     name = world.queue_name()
     newer = world.connect()
@@ -73,6 +67,7 @@ def test_a_running_consumer_passes_over_a_setting_that_it_does_not_know(world: W
     consumer.close()
 
 
+@on_each_store
 def test_settings_that_need_a_newer_release_end_a_running_consumer(world: World) -> None:
     name = world.queue_name()
     newer = world.connect()

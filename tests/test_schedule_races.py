@@ -27,11 +27,6 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
-@pytest.fixture
-def queue(stage: Stage) -> Queue:
-    return stage.connect().queue("mail")
-
-
 # Between the steps of a firing --------------------------------------------------------------------
 
 STEPS = ["records schedules", "insert", "write_records schedules"]

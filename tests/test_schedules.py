@@ -13,6 +13,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from fired import Run, at, time_of
 from own_triggers import Hanging
+from stages import either_stage  # noqa: F401 - a fixture
 
 from shardq import Consumer, errors
 from shardq.model.key import bucket_of
@@ -22,22 +23,9 @@ from shardq.stores.tables import SCHEDULES, Change
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq import Queue, Schedule
 
 NAMES = ("schedule", "schedule-time", "schedule-previous")
-
-
-@pytest.fixture(params=["local", "elsewhere"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    with Stage(local=request.param == "local") as made:
-        yield made
-
-
-@pytest.fixture
-def queue(stage: Stage) -> Queue:
-    return stage.connect().queue("mail")
 
 
 # What fires ---------------------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import pytest
+from stages import either_stage  # noqa: F401 - a fixture
 
 from shardq import Consumer
 from shardq.inspection import scan
@@ -17,12 +16,6 @@ from shardq.testing import Recorder, Stage
 if TYPE_CHECKING:
     from shardq import Queue
     from shardq.model.message import Message, Row
-
-
-@pytest.fixture(params=[False, True], ids=["elsewhere", "local"])
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    with Stage(local=request.param) as made:
-        yield made
 
 
 def passed_by(stage: Stage, queue: Queue) -> None:
