@@ -153,6 +153,19 @@ def late(stage: Stage) -> Play:
     return play
 
 
+@play_of("ShardqHeldBack")
+def held_back(stage: Stage) -> Play:
+    """A rate lets one message begin in an hour, and a group is paused in another queue."""
+    play = Play(stage)
+    slow, paused = play.db.queue("slow", limits={"rate": "1/h"}), play.db.queue("paused")
+    slow.put_many(["x"] * 3)
+    paused.put("x", group="a")
+    paused.pause(group="a")
+    consumers = [shardq.Consumer(queue, done) for queue in (slow, paused)]
+    play.go_on(70, *consumers)
+    return play
+
+
 @play_of("ShardqNoWorker")
 def no_worker(stage: Stage) -> Play:
     play = Play(stage)
