@@ -352,6 +352,28 @@ def test_what_runs_out_by_fewer_places_waits_for_what_still_runs(
     assert [message.text for message in reader.receive(10, wait="1s")] == [first.text]
 
 
+def test_two_that_are_retried_at_once_by_fewer_places_are_delivered_one_after_the_other(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 4)
+    held: list[Ending] = []
+    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
+    consumer = Consumer(queue, seen, threads=2)
+    consumer._deliverer._endings.finish = lambda: None
+    stage.drive(consumer, seconds=1)
+    queue.alter(groups={})
+    stage.drive(consumer, seconds=6)
+    for one in held:
+        one.end(Retry("1s"))
+    for count in range(3, 7):
+        stage.drive(consumer, seconds=3)
+        assert len(seen.texts) == count
+        held[-1].end(None)
+    stage.drive(consumer, seconds=3)
+    assert seen.texts == ["a0", "a1", "a0", "a1", "a2", "a3"]
+
+
 @on_each_store
 def test_a_new_owner_counts_all_claims_of_a_group_before_it_begins_any_of_it(world: World) -> None:
     name = world.queue_name()

@@ -609,7 +609,9 @@ class GroupLanes(Part):
                     self._heads.wait(group, one, self._clock.now_ms() + _AGAIN_MS)
             raise
         for mine, group, one in due:
-            self._renew(mine, group, one, there.get(one.row.id))
+            # Another head, renewed just now, may have put it back behind itself.
+            renew = self._renew if one in group.heads else self._renew_behind
+            renew(mine, group, one, there.get(one.row.id))
 
     def _renew(self, mine: GroupLane, group: Group, one: Delivery, row: Row | None) -> None:
         """Hand out a waiting head, or let it wait on, by its reread row; None: the row is gone."""
@@ -814,15 +816,18 @@ class GroupLanes(Part):
                 if not self._take_out(group, one):
                     return
                 self._heads.hold(group, one)
-            elif row is None:
-                group.remove(lambda other: other is one)
-        if is_head:
-            self._renew(mine, group, one, row)
-        elif row is None:
-            self._memory.forget(one)
-        else:
+        renew = self._renew if is_head else self._renew_behind
+        renew(mine, group, one, row)
+
+    def _renew_behind(self, _mine: GroupLane, group: Group, one: Delivery, row: Row | None) -> None:
+        """Update a row behind the heads; None: the row is gone."""
+        if row is not None:
             self._memory.replace(one, row)
             group.note_claim(row)
+            return
+        with self._lock:
+            group.remove(lambda other: other is one)
+        self._memory.forget(one)
 
     # List -----------------------------------------------------------------------------------------
 
