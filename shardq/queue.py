@@ -959,7 +959,7 @@ class Queue(Scheduled):
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
         self.schedules._home.drop()
-        # If a queue is made again under this name, its receiver must not find this one beside it.
+        # End the receiver at once: a queue made again under this name starts a receiver of its own.
         self._receiver.drop()
 
     def redrive(

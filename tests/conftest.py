@@ -53,9 +53,9 @@ DOCKER_ANSWER_S = 2
 _JAVA_FLAGS = ["-XX:TieredStopAtLevel=1"]
 """It starts twice as fast: what it would compile for later takes the cores from the tests."""
 
-# The same examples in each run, so that a change fails by what it changes. With a number of
-# examples asked for, as scripts/nightly does, others in each run; a failure prints the line that
-# repeats it. No deadline: a machine shared with a starting Cassandra is slow now and then.
+# Each run takes the same examples, so that a failure is due to the changed code. If a number of
+# examples is asked for, as scripts/nightly does, each run takes other examples, and a failure
+# prints the line that repeats it. No deadline: a starting Cassandra slows the machine down.
 settings.register_profile(
     "shardq", deadline=None, derandomize=not EXAMPLES, database=None, print_blob=True
 )

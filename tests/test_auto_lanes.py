@@ -1,4 +1,4 @@
-"""How many lanes a queue has where that is left to its consumers."""
+"""The number of lanes of a queue whose consumers choose it."""
 
 from __future__ import annotations
 

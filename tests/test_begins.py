@@ -370,7 +370,7 @@ def test_what_is_begun_in_advance_is_given_back_when_nothing_is_taken(
     if how == "close":
         consumer.close()
     elif how == "retire":
-        # What runs is waited for: that may take long.
+        # Retiring waits for running handlers, perhaps long.
         engine.retire()
     elif how == "pause":
         queue.pause()

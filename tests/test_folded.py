@@ -155,7 +155,8 @@ def test_two_that_fold_at_once_count_no_row_twice(world: World) -> None:
     folded: list[int] = []
 
     def overtake() -> None:
-        # By what this one has read; but a moment later, or both would write the very same.
+        # Fold what the other fold has read too. A moment later, because two folds of one moment
+        # would write the same row.
         world.clock.advance(1)
         folded.append(world.fold())
 

@@ -158,7 +158,7 @@ def test_a_released_shard_is_taken_without_care(stage: Stage) -> None:
 def test_who_takes_over_and_dies_too_leaves_as_much_to_be_worked_with_care(stage: Stage) -> None:
     leases_of(stage, "a", window=70).take([ONE])
     stage.clock.advance(11)
-    # Those of which a may have died are more than b reads ahead.
+    # a may have died of 70 messages; b reads only 5 ahead.
     b = leases_of(stage, "b", window=5)
     b.take([ONE, TWO])
     stage.clock.advance(11)

@@ -57,7 +57,7 @@ def play(
 
 
 def looked(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a test of a story on pages, by `play`."""
+    """A decorator: the test's story on the pages of a store runs by `play`, with these settings."""
     return lambda test: as_test(test, lambda story: play(story, **how), "person")
 
 

@@ -437,7 +437,7 @@ def test_processes_are_replaced_when_a_file_changes_and_wait_where_it_is_broken(
     app.write_text("VERSION = 1")
     with Supervised(tmp_path, IMPORTS, constants=OFTEN, reload=watched) as it:
         worked = {it.expect("works 1 (.*)")}
-        # Of the same size, and within the second: bytecode that is kept would be the old one's.
+        # The same size and the same second: stored bytecode of the old file would count as valid.
         (watched / "app.tmp").write_text("VERSION = 2")
         second_ns = app.stat().st_mtime_ns // 10**9 * 10**9
         os.utime(watched / "app.tmp", ns=(second_ns, second_ns))

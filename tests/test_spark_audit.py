@@ -231,7 +231,7 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
     store.delete([one["lost"]._row.position, one["unknown"]._row.position])
     copied, template = one["doubled"]._row, one["unrecorded"]._row
     store.insert([copied._replace(id=row_ids.next(copied.entered_us), first=copied.id)])
-    # One that its producer has stored and not recorded.
+    # A message that its producer has stored and not recorded.
     store.insert([template._replace(id=row_ids.next(template.entered_us), name="stored")])
     return {name: name for name in names[:-1]} | {"stored": "unrecorded"}
 

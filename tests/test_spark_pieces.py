@@ -86,7 +86,7 @@ def _all_of(shard):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(params=["local", "remote", "cassandra"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
-    """Makes queues: on SQLite, on one whose pieces are not atomic, and on Cassandra."""
+    """Makes queues: on SQLite, on a store like Cassandra in memory, and on Cassandra."""
     name = f"mail-{uuid.uuid4().hex[:8]}"
     if request.param == "cassandra":
         store = store_of(request.getfixturevalue("cassandra_url"))
@@ -161,7 +161,7 @@ def test_what_a_consumer_has_finished_stays_finished_after_a_late_retry(
         here.finish(here.stored()[:3])
         left = here.stored()
     else:
-        # A try that was killed between the rows and their line.
+        # A task that was killed after it had written rows, before it wrote their line.
         runs.begin(here.here.store, here.run.entry(here.register.name, "0/0"), here.clock.now_ms())
         here.here.store.insert(rows[:3])
         here.finish(rows[:3])

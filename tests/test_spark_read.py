@@ -345,7 +345,7 @@ def passes(row: dict[str, Any], one: Filter) -> bool:
 
 
 def any_filter(chosen: random.Random, rows: list[dict[str, Any]], column: str) -> Filter:
-    """A filter of any kind, on a value that is there or one beside it."""
+    """A random filter on a column: by a value that some row has, or a value just off it."""
     held = [row[column] for row in rows if row[column] is not None] or [0]
     value = chosen.choice(held)
     if isinstance(value, datetime):

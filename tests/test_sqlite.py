@@ -555,7 +555,8 @@ def test_a_slow_stream_holds_no_other_writer_back(store: SqliteStore, other: Sql
 
     def stream() -> Iterator[Row]:
         yield make_row(60_000)
-        # Both would wait for ever, or to the end of their patience, on a lock that is held here.
+        # If the stream held a write lock here, the first insert would wait for ever, and the
+        # second until its timeout.
         store.insert([between])
         other.insert([make_row(60_002)])
         yield make_row(60_003)

@@ -38,7 +38,7 @@ if os.getuid() == 0:
 def path(tmp_path: Path) -> Path:
     """A file with a message that waits, one that is dead, and a history."""
     made = tmp_path / "jobs.db"
-    # In a process of its own: where tests of manual clocks ran, ids are of the future.
+    # In a process of its own: tests with manual clocks leave this process a last id of the future.
     run_child(
         """
         import sys, shardq

@@ -70,7 +70,7 @@ class Model:
         return found[0] if found is not None and self.now_s < found[1] + ONCE_S else None
 
     def spend(self) -> None:
-        """Let no receive return messages that were received too often any more."""
+        """Move visible messages that were received too often to `spent`."""
         for one in [*self.live]:
             if one.visible_s <= self.now_s and one.receives >= RECEIVES_MAX:
                 self.live.remove(one)

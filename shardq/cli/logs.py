@@ -1,4 +1,4 @@
-"""The log on stderr: records that no handler of the app shows, and no line of a run repeats."""
+"""The log on stderr: the records that no handler of the app shows there, each once."""
 
 from __future__ import annotations
 

@@ -60,22 +60,23 @@ def observe(
     out/s      deliveries a second, likewise
     p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
                of them at most; below each queue those of the day as well
-    lag        how long the oldest ready message has waited; what runs does not
-               count
+    lag        how long the oldest ready message has waited; messages that run do
+               not count
     dead       messages in the dead-letter queue
     busy       handlers that run, of those that the consumers have
     longest    how long the handler that began first has run
     runs       the tasks whose jobs run, and how many of each, of the 32 runs
                that a consumer names
     held       messages that a consumer has read ahead
-    lanes      lanes that a consumer reads, in every band where none is named
+    lanes      lanes that a consumer reads, of every band unless one is named
     put by     processes that put in this minute and the four before, and how many
                messages each
 
-    A queue that needs a newer shardq, or is damaged, is only named; one of QUEUES ends it.
+    A queue that needs a newer shardq, or is damaged, is only named; if QUEUES names it, the
+    command ends with an error.
 
-    With --once it looks once, and where the output is no terminal, but for --json: that prints a
-    line for each queue at every look, until it is ended. It writes nothing.
+    With --once, or if the output is no terminal, the command looks once. --json without --once
+    prints a line for each queue at every look, until Ctrl-C. The command writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
     # Make the user's own triggers importable; otherwise they would have no firings.

@@ -104,7 +104,7 @@ def option(
 
 
 def together(*added: Callable[[Any], Any]) -> Callable[[_F], _F]:
-    """Several options as one, in the order of the help."""
+    """A decorator that adds several options; the help lists them in the given order."""
 
     def add(function: _F) -> _F:
         for one in reversed(added):

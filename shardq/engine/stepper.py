@@ -126,7 +126,7 @@ class Stepper:
         """
         with self._lock:
             self._start()
-            # Do so even during a turn of the part that was to be its last.
+            # This holds even in a turn of the part after which it would have been removed.
             self._within(one, seconds)
 
     def wake(self, one: Stepped) -> None:

@@ -168,8 +168,8 @@ class KeyedCommands:
                     return Answer.NOT_THERE if removed is None else Answer.DONE
                 elif (running := found.running) is not None:
                     is_one = state is Is.RUNNING
-                    # Otherwise the message was to follow the running one. If only the following
-                    # message is meant, the running one runs on, and may be retried.
+                    # Else the message found is to follow the running message. A command for that
+                    # message alone leaves the running message as it is: it may be retried.
                     is_alone = not is_one and of is not None
                     change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
                     if (is_one and running.is_doomed) or not self._keys.write([change]):

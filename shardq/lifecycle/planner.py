@@ -321,7 +321,7 @@ class Planner:
         return RowMove(row.position, new)
 
     def forward(self, row: Row, target: Register) -> RowMove:
-        """The move of a row into another queue, where it enters anew under its old id.
+        """The move of a message into another queue, as a new entry with its old id.
 
         A message that died or is being delivered is due at once; any other keeps its due.
         """

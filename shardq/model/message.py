@@ -1003,7 +1003,12 @@ def dead_headers(
 
 
 def died_after(buried: Row, row: Row) -> int:
-    """The deliveries of a row; its burial may have counted one that the row does not count."""
+    """The deliveries of a message that died.
+
+    Args:
+        buried: The row in the dead-letter queue. It may count one delivery more than `row`.
+        row: The row before it died.
+    """
     if _DIED not in (buried.headers or ""):
         return row.attempt
     try:

@@ -191,7 +191,7 @@ class Layout:
         return self.lane(self.band_of(lane), index % self.lanes_written)
 
     def next_lane(self, lane: int) -> int:
-        """The next lane of its band that producers fill, the first after the last.
+        """The next lane of the same band that producers fill; after the last lane, the first.
 
         >>> Layout("mail", bands=3, lanes_written=2, lanes_read=8).next_lane(4)
         1

@@ -239,7 +239,8 @@ class Stored:
         """True if a later full count has found the messages that a row lacks."""
         mended_ms = self.folded.mended_ms
         if _is_ahead(row, now_ms):
-            # Only the count that has folded such a row has settled it.
+            # `mended_ms` proves nothing about a row from the future: only a count that has folded
+            # the row has settled it.
             return row.digest in self.folded.digests
         # A full count that is ahead was made before the clock was set back, and proves nothing.
         if mended_ms > now_ms + OPEN_MS:

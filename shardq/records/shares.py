@@ -158,7 +158,8 @@ class Shares:
             # A smaller share holds from now on: the write may be applied though it fails.
             self.granted = self.granted._replace(units=min(self.granted.units, part))
             has_part = self.granted.units == part
-            # What is in use is counted until it ends; nothing begins beside it beyond the part.
+            # Keep units that are in use, even beyond the part, until their deliveries end. No new
+            # delivery begins meanwhile.
             mine = Share(max(used(), part), now_ms + SHARE_MS, wants)
             before = present.get(self._member)
             if before is not None and has_part and self._lasts(before, mine, now_ms):

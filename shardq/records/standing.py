@@ -129,7 +129,8 @@ def judge(key: KeyRow, found: Found, view: View) -> Standing:
         return standing
     behind = judge(key.behind, found, view)
     if standing.state is Is.ENDED and key.at is None and key.before is None:
-        # The put of the following message crashed before its row was written.
+        # The put of this message, which was to follow another, crashed before its row was written:
+        # the key stands for the other message alone.
         return behind
     return standing._replace(behind=behind)
 

@@ -234,7 +234,7 @@ class ServedQueue:
             listener(settled)
 
     async def unsettled(self, receipts: Sequence[str]) -> list[str]:
-        """The receipts, of these, whose deliveries have not ended: one read."""
+        """Those of the given receipts whose deliveries have not ended; one read."""
         return await self.call(lambda queue: queue._receipts.unsettled(receipts))
 
     async def call(self, call: Callable[[SyncQueue], R], *, is_long: bool = False) -> R:

@@ -1,4 +1,4 @@
-"""The client behind proxies: `X-Forwarded-*` headers, where they come from a trusted proxy."""
+"""The client behind proxies, by the `X-Forwarded-*` headers that trusted proxies send."""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def _signature(master: MasterKey, one: Pass, text: str) -> str:
 
 
 def token_of(master: MasterKey, whose: str) -> str:
-    """The token in the forms of a person's pages, the same in each server of the store.
+    """The token that each form of a person's pages sends, to prove that it is from a page of ours.
+
+    All servers of a store make the same token.
 
     Args:
         master: The master key.

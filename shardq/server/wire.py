@@ -82,7 +82,7 @@ class _Bounded(_Protocol):
             self.loop.call_later(_FLUSHED_S, self.transport.abort)
 
     def shutdown(self) -> None:
-        """End the connection after its answer; a new one is answered once."""
+        """End the connection after the answer under way; without one, after one more request."""
         if self.cycle is None:
             self._is_last = True
             self._give_up_in(_LAST_S)

@@ -583,7 +583,7 @@ class Registers(Protocol):
     ) -> None:
         """Write values under keys of a partition, plainly, in place of those stored there.
 
-        In a table with a `latest` column the row in which that is highest stands, in whatever order
+        In a table with a `latest` column the row with its highest value stands, in whatever order
         the writes arrive. Idempotent, but a repeat overwrites a note that another process wrote
         meanwhile. Cassandra: an unlogged batch, one round trip. SQLite: one transaction.
 

@@ -57,7 +57,7 @@ class Bounds:
         )
 
     def span(self, layout: Layout) -> range:
-        """The minutes in which something may be that is asked for."""
+        """The minutes that may have rows within these bounds."""
         first, last = layout.minute_of(self.first_ms), layout.minute_of(self.last_ms)
         if self.minutes is not None:
             first = max(first, min(self.minutes, default=last + 1))

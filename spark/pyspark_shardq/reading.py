@@ -308,7 +308,7 @@ def _by_place(piece: ReadPiece) -> tuple[int, int, int, int]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Look for garbage in circles seldom: rows make none, and a third of the time went there."""
+    """Seldom look for cyclic garbage: rows make none, and the search took a third of the time."""
     before = gc.get_threshold()
     gc.set_threshold(_OBJECTS, *before[1:])
     try:
@@ -323,10 +323,10 @@ def seldom_collected() -> Iterator[None]:
 def pages(
     store: Store, queue: str, pieces: Sequence[ReadPiece], *, bodies: bool
 ) -> Iterator[list[Row]]:
-    """All rows of pieces but notes, a page at a time.
+    """All rows of pieces except notes, a page at a time.
 
     Args:
-        pieces: By shard; two of one shard are read one after the other.
+        pieces: In order of shard; two pieces of one shard are read one after the other.
         bodies: True to read the bodies.
     """
     limit = _PAGE_ROWS[0] if bodies else BATCH_ROWS

@@ -219,8 +219,8 @@ def write_totals(
     """Store the totals of a run. Idempotent: every try stores the same.
 
     Args:
-        register: Of the queue that they are of.
-        suffix: Tells totals of a run from others of it.
+        register: The queue's register.
+        suffix: Distinguishes these totals from others of the same run.
     """
     as_of_ms = run.as_of_us // 1_000
     # No line has the due of the last row, so counts read as far as there may be rows.

@@ -463,7 +463,8 @@ def _has_excuse(case: Case, token: int) -> bool:
     """True if a process that buried a message again could not know that it was dead already."""
     died = case.deaths(token)
     if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
-        # All burials but one are of callers that got no answer: the message stayed, and died again.
+        # At most one burial got an answer. The callers of the others could not know if the message
+        # was dead, so it may have been buried again.
         return True
     first_us, until_us = min(w.at_us for w in died), max(w.at_us for w in died)
     since_us = first_us - case.lease_us

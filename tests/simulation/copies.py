@@ -212,7 +212,7 @@ def _looked_together(case: Case, old: Written, new: Written) -> bool:
 def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
     """True if the writer of `lapsed` had the message long before the writer of `taken` did."""
     name, at_us = lapsed.process, max(lapsed.at_us, taken.at_us)
-    # Both were handed the message, the one without a lease first: no other way leads to two moves.
+    # Two moves need two deliveries: first to the process whose lease lapsed, then to the other.
     token = case.token_of[lapsed.row.id]
     had = [one for one in case.by_token[token] if one.begun_us <= at_us]
     first_us = max((one.begun_us for one in had if one.process == name), default=at_us)

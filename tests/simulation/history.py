@@ -57,11 +57,11 @@ class Delivery:
     """A message that was handed out, and its outcome.
 
     Attributes:
-        seen_us: When the process last read the delivered claim before; 0: never, or no claim.
-
+        seen_us: When the process last read the claim before it delivered it; 0: never, or the row
+            was no claim.
         refusals: The refusals of its receipts as stale.
         asked: (when, answer) of each time that its handler asked if it is to stop.
-        unsure_us: When its caller got no answer whether the row was moved or settled.
+        unsure_us: The times at which a caller got no answer to a move or to a settle of the row.
     """
 
     token: int

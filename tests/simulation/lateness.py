@@ -41,8 +41,8 @@ def late(case: Case) -> Iterator[Breach]:
     plan = history.plan
     comes_late = any(m.isolated or m.role == "caller" for m in plan.machines)
     if not history.healed_us or comes_late or plan.ending:
-        # Who reads ended minutes is late by the offset; a caller comes when it likes; and what
-        # waits for a limit is late.
+        # An isolated reader waits for the end of a minute and its offset, a caller receives
+        # when it likes, and a limit delays messages.
         return
     readers = [machine for machine in plan.machines if machine.role != "producer"]
     if any(machine.prefetch < lanes_read(plan, plan.active_s) * _ROWS_MIN for machine in readers):

@@ -401,8 +401,8 @@ class _Planner:
         )
 
     def _naps(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
-        """Pauses longer than a lease (unless just renewed), with a group's messages due in them."""
-        # From a random source of their own: no other part of any plan depends on them.
+        """Freezes of readers for longer than most leases, with a group's messages due meanwhile."""
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"naps/{self.seed}")
         if not self.on >= {"groups", "freeze"} or chance.random() >= 0.5:
             return []
@@ -434,7 +434,7 @@ class _Planner:
 
         When they wake and store the acks, that reader holds their messages, to deliver with care.
         """
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"sleep/{self.seed}")
         staying = [m.name for m in machines if m.role in ("consumer", "stepper") and not m.start_s]
         if chance.random() >= 0.5 or len(staying) < 2 or self.on & _NO_WAKINGS:
@@ -469,7 +469,7 @@ class _Planner:
         self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
     ) -> list[Letter]:
         """Writes that arrive, and are answered, too late for the readers of their minute."""
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"drags/{self.seed}")
         minute_ms, offset_ms = int(settings["minute"][:-2]), int(settings["offset"][:-2])
         late_s = (minute_ms + offset_ms / 2) / 1e3
@@ -506,7 +506,7 @@ class _Planner:
 
         Some handlers end before the claim arrives.
         """
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"parks/{self.seed}")
         visibility_s, hold_s = (int(settings[name][:-2]) / 1e3 for name in ("visibility", "hold"))
         late_s = visibility_s + length_ms(settings) / 1e3
@@ -534,7 +534,7 @@ class _Planner:
 
     def _audits(self, active_s: float) -> None:
         """Audits during the run, and a row that is lost before, which they must name."""
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"audits/{self.seed}")
         if "history" not in self.on or chance.random() >= 0.5:
             return
@@ -545,7 +545,7 @@ class _Planner:
 
     def _forks(self, machines: list[Machine], active_s: float) -> None:
         """Moments at which a fork of a reader ends, and releases leases that its parent holds."""
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"forks/{self.seed}")
         readers = [m.name for m in machines if m.role != "producer" and m.start_s < active_s - 5]
         if chance.random() >= _FORKS:
@@ -557,7 +557,7 @@ class _Planner:
 
     def _leases(self, active_s: float) -> None:
         """When leases that are taken or renewed become longer or shorter."""
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"leases/{self.seed}")
         if chance.random() < _LEASES / 2:
             at_s, lease_ms = chance.uniform(1, active_s), chance.choice(_LEASE_MS)
@@ -565,7 +565,7 @@ class _Planner:
 
     def _sets(self, active_s: float) -> None:
         """When the one machine's clock is set, and by how much."""
-        # From a random source of their own, as naps are.
+        # A random source of its own: no other part of a plan depends on these draws.
         chance = random.Random(f"sets/{self.seed}")
         at_s = chance.uniform(4, 12)
         if self.is_local and not self.has_battery:
@@ -581,7 +581,7 @@ class _Planner:
 
     def _ties(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
         """Messages of one group that are put together and come due in the same millisecond."""
-        # From a random source of their own. Not in every world: ties change other events.
+        # A random source of its own, and not in every world: ties change other events.
         chance = random.Random(f"ties/{self.seed}")
         if "groups" not in self.on or chance.random() >= 0.25:
             return []

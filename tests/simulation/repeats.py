@@ -48,7 +48,7 @@ def duplicated(case: Case) -> Iterator[Breach]:
 
 
 def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a second delivery should not have begun, for all that came of the first."""
+    """True if the outcome of a first delivery should have prevented the second delivery."""
     if first.outcome in ("ack", "bury"):
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
@@ -249,9 +249,11 @@ def _is_open(case: Case, one: Delivery, us: int) -> bool:
 
 
 def _lapse_of(case: Case, first: Delivery, second: Delivery) -> Lapse | None:
-    """How the first's lease ran out; or another's, who had the message and moved it since.
+    """The lapse of a lease that explains a second delivery; None if there is none.
 
-    Such a one has looked before that was settled, and brings it back.
+    Either the lease of the first delivery's process lapsed, or the lease of another process that
+    had the message and moved it later. That process read the row before the first delivery was
+    settled, so its move brings the message back.
     """
     until_us = second.begun_us
     mine = case.ran_out(first.token, first.begun_us, until_us, first.row.id)
@@ -273,7 +275,8 @@ def _lapse_of(case: Case, first: Delivery, second: Delivery) -> Lapse | None:
             one.process == lapse.process and one.begun_us <= over_us
             for one in case.by_token[first.token]
         ):
-            # It had it in hand while its lease lasted: to claim it or put it off, or in a handler.
+            # The process held the message while its lease lasted: to claim or postpone it, or in a
+            # handler.
             return lapse
     return None
 
@@ -282,7 +285,7 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
     if _was_moved_anew(case, first, second):
         return True
     begun_us, until_us = first.begun_us, second.begun_us
-    # It may have been in hand already as what it was before.
+    # A process may have held the row that the message had before.
     written = case.moved_between(first.token, begun_us - case.lease_us, until_us)
     if any(
         w.row.id in case.unknown_moved and (w.at_us > begun_us or w.row.id == second.row.id)

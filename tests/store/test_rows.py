@@ -122,7 +122,8 @@ def test_dues_from_the_epoch_to_the_far_future_come_back(store: Store, queue: st
 
 
 def test_rows_come_by_due_and_those_of_one_due_by_birth(store: Store, queue: str) -> None:
-    # 10 minutes apart: the low 32 bits of the ids wrap in between, so raw byte order is another.
+    # 10 minutes apart: the low 32 bits of the ids wrap in between, so the ids' byte order differs
+    # from the order of their births.
     births = [RowIds().next(BASE_US + n * 600_000_000) for n in range(12)]
     assert sorted(births) != births
     rows = [make_row(queue, BASE_MS + due, row_id=birth) for due in (0, 5, 6) for birth in births]
@@ -339,7 +340,7 @@ def test_rows_of_a_group_that_are_due_at_once_are_stored_in_their_order(
     with ThreadPoolExecutor(1) as pool:
         put = pool.submit(store.insert, rows)
         while not put.done():
-            # The later minute first: all rows before one that is found are stored by then.
+            # Read the later minute first. If it has a row, all earlier rows were stored before.
             later = read_back(store, rows[3_000:])
             earlier = read_back(store, rows[:3_000])
             assert earlier == rows[: len(earlier)]

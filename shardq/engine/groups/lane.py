@@ -359,7 +359,7 @@ class GroupLane:
         return self.uncounted_ms is None or group.is_ordered or group.read >= _COUNTED_ROWS
 
     def uncount(self, until_ms: int) -> None:
-        """Let no group of several places begin until the lane was read up to a due."""
+        """Let no group with several places begin until the lane has been read up to a due."""
         self.uncounted_ms = until_ms
         for group in self.groups.values():
             group.read = 0

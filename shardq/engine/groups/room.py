@@ -127,7 +127,7 @@ class GroupLanes(Part):
         return min(first_ms, min(self._ahead_ms, default=NEVER))
 
     def begin_poll(self, until_ms: int) -> None:
-        """Called before lanes are polled up to a due: the poll finds rows read ahead up to it."""
+        """Forget which rows were read ahead up to `until_ms`; a poll will now read these rows."""
         self._polled_to_ms = until_ms
         self._ahead_ms = {due_ms for due_ms in self._ahead_ms if due_ms > until_ms}
 

@@ -188,7 +188,9 @@ class Delivery:
         raise self._illegal(step)
 
     def claim(self, now_us: int) -> None:
-        """Record that a thread or a caller took the delivery out of `ready`, whose lock is held.
+        """Record that the delivery was taken out of `ready`.
+
+        The caller holds the lock of `ready`.
 
         Raises:
             RuntimeError: As for `take`.

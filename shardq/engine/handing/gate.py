@@ -92,7 +92,7 @@ class Gate:
     def opens_us(self) -> float:
         """When a delivery may begin, time since boot; infinite while it takes a share or an end."""
         if self.is_closed or self._register.settings.queue_limit != self._adopted:
-            # Nothing begins by former limits until `keep` has taken shares of the present ones.
+            # Until `keep` has taken shares of the new limits, no delivery may begin.
             return math.inf
         now_us = self._clock.boot_us()
         limit = self._limit

@@ -66,10 +66,10 @@ class TaskLine:
         self._from_us = self._from_begun = 0
 
     def measure(self, now_us: int) -> None:
-        """Measure how often jobs begin, while there are always some that wait.
+        """Measure how often jobs begin, over a span in which jobs always wait.
 
-        Until a whole span is measured, jobs are taken to begin as often as the limits allow: a pace
-        that is too slow would leave tokens over, one that is too quick costs a move.
+        Until a whole span has been measured, assume that jobs begin as often as the limits allow.
+        Too slow a pace would leave tokens unused; too quick a pace costs one more move.
         """
         self.pace_us = self.pace_us or self.gate.usual_us
         begun, took_us = self.gate.begun - self._from_begun, now_us - self._from_us

@@ -125,9 +125,10 @@ class Lease:
 
 
 def new_holder(member: str) -> str:
-    """The beginning of a member's locks, different for each process.
+    """The prefix of a member's locks, which differs for each process.
 
-    So a member takes over with care the leases of an earlier process of the same name.
+    Leases of an earlier process of the same name are thus another member's, and taken over with
+    care.
     """
     return f"{member}/{secrets.token_hex(4)}"
 

@@ -125,9 +125,13 @@ class Lane:
         return self.cursor_ms - (self.cursor_id is not None)
 
     def passed_ms(self, now_ms: int, read_ms: int) -> int:
-        """The due up to which acks need not wait for a poll, epoch milliseconds.
+        """The due up to which no poll will read the lane again, epoch milliseconds.
 
-        A stalled lane gets no poll soon: `now_ms`. Any other: its cursor, but at least `read_ms`.
+        Acks of rows up to this due can be stored at once: no poll reads their tombstones.
+
+        Returns:
+            `now_ms` for a stalled lane, which gets no poll soon. For any other lane its cursor, but
+            at least `read_ms`.
         """
         return now_ms if self.stalled else max(self.cursor_ms, read_ms)
 

@@ -586,7 +586,8 @@ class Reader(Part):
         for lane, wanted, *_ in pages:
             of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
             if lane.again_ms < wanted.after_ms + MISSED_MS:
-                # Reread the page as well: its replicas may have been read at different times.
+                # Reread the rows of the page too: the poll may have asked each replica at another
+                # time, and have missed an earlier row.
                 of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
             else:
                 lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))

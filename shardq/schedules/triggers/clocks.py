@@ -116,12 +116,12 @@ class OffsetStretch(NamedTuple):
 
     @property
     def repeats_ms(self) -> int:
-        """The milliseconds at its start that repeat local times of the stretch before."""
+        """The milliseconds at its start whose local times the stretch before had already."""
         return max(0, self.before_ms - self.offset_ms)
 
     @property
     def repeated_ms(self) -> int:
-        """The milliseconds at its end that the stretch after it repeats."""
+        """The milliseconds at its end whose local times the next stretch repeats."""
         return max(0, self.offset_ms - self.after_ms)
 
     @property

@@ -54,7 +54,7 @@ class Every(Struct, frozen=True, tag="every"):
         return Fire(at_ms) if at_ms <= LATEST_MS else None
 
     def count(self, after_ms: int, until_ms: int) -> int:
-        """The number of fire times after an instant, to another, inclusive."""
+        """The number of fire times later than `after_ms`, and at `until_ms` at the latest."""
         before, by = (
             (at_ms - self.first_ms) // self.every_ms + 1 for at_ms in (after_ms, until_ms)
         )

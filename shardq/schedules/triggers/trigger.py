@@ -241,7 +241,7 @@ class Trigger:
         twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> Iterator[Fire]:
-        """Each fire time after an instant, to another, inclusive; as `after`."""
+        """Each fire time later than `after_ms`, up to `until_ms` inclusive; see `after`."""
         while (fire := self.after(after_ms, twice=twice, gap=gap)) and fire.at_ms <= until_ms:
             yield fire
             after_ms = fire.at_ms

@@ -240,7 +240,7 @@ class Directory:
         if self._is_own(account, region) and names.is_queue_name(name):
             return name
         made = f"sqs.{account}.{region}.{name}"
-        # `dead` itself would make it the dead-letter queue of another name.
+        # A queue `dead` would be the dead-letter queue of the name before its last dot.
         if len(made) > _QUEUE_CHARS or names.is_dead_queue(made):
             made = f"sqs.{account}.{hashlib.sha256(made.encode()).hexdigest()[:32]}"
         return made

@@ -584,7 +584,12 @@ class Rows:
         return []
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
-        """True if a shard has a row; rows are counted if the first is the stub of a deleted row."""
+        """True if a shard has a row.
+
+        Args:
+            first_written: The write time of the shard's first row; None if that row is the stub of
+                a deleted row. Then the shard's rows are counted.
+        """
         if first_written is not None:
             return True
         everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)

@@ -194,7 +194,7 @@ class File:
         log, index = opened.beside
         found = _inode_of(self.log_path), _inode_of(self.index_path)
         if opened.connection is None:
-            # A fork in a signal's handler has closed the connection; the next one looks again.
+            # A fork in a signal's handler has closed the connection; the next connection checks.
             return
         # An inode of 0 is unknown: the file had no name yet when it was looked up.
         if log and index and found != opened.beside:

@@ -271,7 +271,10 @@ class SqliteRegisters:
         return {key: one for key, one in found.items() if table.has_value(one)}
 
     def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
-        """Apply the changes whose records are as seen, 2,000 and their rows in a transaction."""
+        """Apply each change whose record has not changed since it was read.
+
+        A transaction writes up to 2,000 changes, with the rows that belong to them.
+        """
         table.check_records()
         refused: Refused = {}
         for n in range(0, len(changes), _CHANGES_MAX):
