@@ -116,6 +116,9 @@ class Shares:
         self._name = name
         self._member = member
         self._damaged_us: int | None = None
+        self._clock_steps = clock.steps
+        self._doubtful_us: dict[tuple[str, Share], int] = {}
+        """Member and share, from before a clock was set -> when it was noted, time since boot."""
         self._asked_us = 0
         self._part: int | None = None
         """The share that the write under way asks for."""
@@ -147,10 +150,11 @@ class Shares:
             present = self._read(seen)
             if present is None:
                 return None
+            self._note_doubtful(present, now_ms)
             others = {
                 name: share
                 for name, share in present.items()
-                if name != self._member and share.until_ms + _SKEW_MS > now_ms
+                if name != self._member and self._may_be_used(name, share, now_ms)
             }
             free = max(total - sum(share.units for share in others.values()), 0)
             wanted = {name: share.wants for name, share in others.items()} | {self._member: wants}
@@ -181,7 +185,26 @@ class Shares:
     def _lasts(self, before: Share, mine: Share, now_ms: int) -> bool:
         """True if a share need not be written again yet."""
         is_same = (before.units, before.wants) == (mine.units, mine.wants)
-        return is_same and before.until_ms - now_ms > SHARE_MS // 2
+        # One that would last longer than a new one was written before the clock was set back.
+        return is_same and SHARE_MS // 2 < before.until_ms - now_ms <= SHARE_MS
+
+    def _note_doubtful(self, present: Mapping[str, Share], now_ms: int) -> None:
+        """Note since when shares are known whose ends were written before a clock was set."""
+        now_us, latest_ms = self._clock.boot_us(), now_ms + SHARE_MS + _SKEW_MS
+        is_set, self._clock_steps = self._clock.steps != self._clock_steps, self._clock.steps
+        self._doubtful_us = {
+            one: self._doubtful_us.get(one, now_us)
+            for one in present.items()
+            if is_set or one in self._doubtful_us or one[1].until_ms > latest_ms
+        }
+
+    def _may_be_used(self, name: str, share: Share, now_ms: int) -> bool:
+        """True if another member may still begin deliveries by its share."""
+        noted_us = self._doubtful_us.get((name, share))
+        if noted_us is None:
+            return share.until_ms + _SKEW_MS > now_ms
+        # It ends by the time since boot of its member, whatever the clock shows.
+        return self._clock.boot_us() - noted_us <= 1_000 * (SHARE_MS + _SKEW_MS)
 
     def _read(self, text: str | None) -> dict[str, Share] | None:
         """The present shares; None if the record is damaged, and shares of it may not be over."""
