@@ -11,6 +11,7 @@ import pytest
 from worlds import on_each_store
 
 from shardq import Consumer, Limited, Message, Retry
+from shardq.engine.handing.outcome import ACKED
 from shardq.errors import BadSetting, StoreCorrupt
 from shardq.model.limits import Bucket, read_groups, read_rate, read_rates
 from shardq.model.settings import Settings
@@ -234,6 +235,25 @@ def test_a_flood_of_one_group_delays_itself(stage: Stage) -> None:
     assert turns.count("b") == 10
     last = max(place for place, name in enumerate(turns) if name == "b")
     assert last - turns.index("b") <= 20
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_groups_without_room_in_memory_get_as_many_turns_as_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 40)
+    queue = stage.connect().queue("mail", groups={"places": places}, group_lanes=4)
+    queue.put_many({"body": "x", "group": f"g{n % 20}"} for n in range(1_000))
+    engine = Consumer(queue, Recorder(stage.clock))._engine
+    taken: Counter[str | None] = Counter()
+    while taken.total() < 400:
+        stage.clock.advance(max(engine.step(), 0.001))
+        for _ in range(5):
+            one = engine.ready.take()
+            assert one is not None
+            taken[one.row.group] += 1
+            engine.outbox.finish(one, ACKED)
+    assert max(taken.values()) - min(taken.values()) <= 2, taken
 
 
 def test_groups_share_by_their_tiers(stage: Stage) -> None:

@@ -72,6 +72,7 @@ class Group:
         read: While it is not counted: how many of its rows were read.
         claimed: Every claim behind the head is at this place or earlier. Such a claim was handed
             out along with the head.
+        ended_ms: When a delivery of the group last ended, epoch milliseconds; 0: none has.
     """
 
     places: int = 1
@@ -86,6 +87,7 @@ class Group:
     is_counted: bool = True
     read: int = 0
     claimed: Place = (-1, b"")
+    ended_ms: int = 0
 
     @property
     def is_hungry(self) -> bool:

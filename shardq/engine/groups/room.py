@@ -337,7 +337,7 @@ class GroupLanes(Part):
                     continue
                 if window or one.careful:
                     one.lead(careful=mine.needs_care(one.row))
-                one.line_up(group.line)
+                one.line_up(group.line, group.ended_ms)
                 heads.append(one)
             mine.forget(name)
             if group.after is not None and group.is_hungry:
@@ -384,6 +384,7 @@ class GroupLanes(Part):
                 self._begun.pop(one, None)
                 return
             del group.heads[one]
+            group.ended_ms = self._clock.now_ms()
             rows = group.rows
             if (
                 rows
@@ -396,7 +397,7 @@ class GroupLanes(Part):
                 group.heads[head] = 0
                 if mine.lease.window:
                     head.lead(careful=mine.needs_care(head.row))
-                head.line_up(group.line)
+                head.line_up(group.line, group.ended_ms)
                 self._ready.offer(head, is_taken=is_last)
             elif not rows:
                 mine.forget(name)
@@ -451,6 +452,7 @@ class GroupLanes(Part):
             if one.is_edited and one.lease is mine.lease:
                 head.note_edit()
             del group.heads[one]
+            group.ended_ms = self._clock.now_ms()
             self._wait(group, head, max(row.ready_ms, after_ms))
 
     def release(self, one: Delivery) -> None:
@@ -634,7 +636,7 @@ class GroupLanes(Part):
             # Its group may have fewer places by now, or be paused.
             is_back = group.passed(now_ms) is one or len(group.heads) > group.places
             one.lead(careful=not is_back and mine.needs_care(row))
-            one.line_up(group.line)
+            one.line_up(group.line, group.ended_ms)
             heads = [one]
             if is_back:
                 group.take_back(one)

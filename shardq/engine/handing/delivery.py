@@ -115,6 +115,8 @@ class Delivery:
         is_edited: For a row of a group: True if the row was edited under its lease.
         line: For a row of a group with a rate, a tier or several places: its group's line. For
             another job of a task with limits: its task's line, once it waits for a handler.
+        turn_ms: For the head of a group: when a delivery of the group last ended, epoch
+            milliseconds; 0: none has. Its turn begins no sooner.
         gate: For a job of a task with limits that waits for a handler, or has begun: the limits.
     """
 
@@ -135,6 +137,7 @@ class Delivery:
         "stage",
         "there_until_us",
         "thread_id",
+        "turn_ms",
     )
 
     def __init__(
@@ -152,7 +155,7 @@ class Delivery:
         self.grouped = grouped
         self.careful = careful
         self.stage = WAITING
-        self.attempt = self.begun_us = self.thread_id = self.there_until_us = 0
+        self.attempt = self.begun_us = self.thread_id = self.there_until_us = self.turn_ms = 0
         self.is_claim = self.is_stale = self.is_edited = False
         self.settled: threading.Event | None = None
         self.line: HeadLine | None = None
@@ -259,9 +262,14 @@ class Delivery:
         """Record that it is a head of its group, and is handed out next."""
         self.careful, self.is_stale = careful, False
 
-    def line_up(self, line: HeadLine | None) -> None:
-        """Record in which line of its group it waits for a handler; None: its group has none."""
-        self.line = line
+    def line_up(self, line: HeadLine | None, turn_ms: int) -> None:
+        """Record in which line of its group it waits for a handler, and since when.
+
+        Args:
+            line: The line; None: its group has none.
+            turn_ms: When a delivery of its group last ended, epoch milliseconds; 0: none has.
+        """
+        self.line, self.turn_ms = line, turn_ms
 
     def limit(self, gate: Gate | None, line: HeadLine | None) -> None:
         """Record the limits of its task, and the line in which it waits for a handler."""

@@ -150,11 +150,11 @@ class Ready:
                 self._look_again(len(deliveries))
 
     def offer(self, one: Delivery, *, is_taken: bool) -> None:
-        """Add a head whose predecessor in its group has just ended, as `add` does."""
+        """Add the head of a group, as `add` does."""
         with self._lock:
             if self.tasks is not None:
                 self.tasks.limit([one])
-            self._turns.add(one, follows=True)
+            self._turns.add(one)
             if not is_taken:
                 self._look_again()
 

@@ -34,6 +34,11 @@ def since_ms(one: Delivery) -> int:
     return row.due_ms if row.since_ms is None else row.since_ms
 
 
+def _begin_ms(one: Delivery) -> int:
+    """When the turn of a head begins: at its due, or when a delivery of its group last ended."""
+    return max(since_ms(one), one.turn_ms)
+
+
 class Turns:
     """The due heads of one queue's groups. The caller holds the lock of `ready`.
 
@@ -67,18 +72,11 @@ class Turns:
         lined = (entry[3] for line in self._lines for entry in line.heads)
         return chain(unlined, lined)
 
-    def add(self, one: Delivery, *, follows: bool = False) -> None:
-        """Add a head, or a job of a task with limits.
-
-        Args:
-            one: The head or the job.
-            follows: True if another head of its group has just ended: its turn begins now. Any
-                other turn began when the head was due.
-        """
+    def add(self, one: Delivery) -> None:
+        """Add a head, or a job of a task with limits."""
         line = one.line
         if line is None:
-            begin_ms = self._clock.now_ms() if follows else since_ms(one)
-            heapq.heappush(self._turns[one.band], (begin_ms, next(self._numbers), 0, one))
+            heapq.heappush(self._turns[one.band], (_begin_ms(one), next(self._numbers), 0, one))
             self.due += 1
             return
         if one.gate is not None:
@@ -86,15 +84,15 @@ class Turns:
         self._lines[line] = None
         heapq.heappush(line.heads, (one.band, since_ms(one), order_key(one.row.id), one))
         if line.heads[0][3] is one and (not line.held or line in self._gated):
-            self._enter(line, goes_on=line.turn is not None, follows=follows)
+            self._enter(line, goes_on=line.turn is not None, begin_ms=_begin_ms(one))
 
-    def _enter(self, line: HeadLine, *, goes_on: bool = False, follows: bool = True) -> None:
+    def _enter(self, line: HeadLine, *, goes_on: bool = False, begin_ms: int | None = None) -> None:
         """Let the first head of a line take part in the turns, in place of another of the line.
 
         Args:
             line: The line, with heads.
             goes_on: True if the line's turn goes on, so that no other group comes between.
-            follows: As `add` takes it.
+            begin_ms: When the turn begins, epoch milliseconds; None: now.
         """
         if line.turn is not None:
             line.turn, self.due = None, self.due - 1
@@ -113,7 +111,7 @@ class Turns:
         line.turn, self.due = line.heads[0][3], self.due + 1
         if not goes_on:
             line.left = line.tier
-            line.begin_ms = self._clock.now_ms() if follows else since_ms(line.turn)
+            line.begin_ms = self._clock.now_ms() if begin_ms is None else begin_ms
             line.number = next(self._numbers)
         heapq.heappush(
             self._turns[line.turn.band],
