@@ -10,6 +10,7 @@ import pytest
 from shardq import Consumer, Message, Queue
 from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
 from shardq.model.shard import Shard
+from shardq.records.membership import Heartbeat
 from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import ManualClock, Recorder, Stage
 
@@ -144,6 +145,30 @@ def test_a_lane_that_a_member_was_given_can_be_given_on_after_a_moment(stage: St
     assert not taker._engine.lanes.may_give(lane)
     stage.drive(giver, taker, seconds=1)
     assert taker._engine.lanes.may_give(lane)
+
+
+def test_a_member_that_joins_gets_its_share_of_lanes_and_no_more_until_it_can_have_read_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="1h")
+    queue.put_many({"body": "x", "group": f"g{n}"} for n in range(200))
+    engine = Consumer(queue, Recorder(stage.clock), threads=1)._engine
+    layout = queue._home.register.layout
+
+    def lanes_after(seconds: float) -> int:
+        for _ in range(round(seconds / 0.05)):
+            stage.clock.advance(0.05)
+            engine.step()
+        return sum(layout.is_of_groups(lane) for lane in engine.memory.lanes)
+
+    assert lanes_after(1) == 64
+    assert engine.ready.take() is not None
+    assert lanes_after(1) == 64
+    beat = Heartbeat(threads=8, demand=True, free=8).to_json()
+    stage._store.note(MEMBERS, ("mail",), {"other": beat}, 60_000)
+    while lanes_after(0.05) == 64:
+        pass
+    assert lanes_after(1.2) == 32
 
 
 def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_seconds() -> None:

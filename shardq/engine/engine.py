@@ -218,6 +218,7 @@ class Engine(Part):
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
             # A member without demand gives its lanes to members with demand.
             self.lanes.assign(is_reading=is_wanted or (is_open and not self.membership.others))
+            self._release_group_lanes()
         if self._register.settings is not self._settings:
             # The heartbeats led to newer settings. End this step, as its rest may take long, and
             # apply the settings in the next one.
@@ -649,6 +650,15 @@ class Engine(Part):
         sealed = self.sweeper.sealable()
         if sealed:
             self._store.note(LANES, (self._register.name,), sealed)
+
+    def _release_group_lanes(self) -> None:
+        """Release group lanes that other members read now: the rest of a step may take long."""
+        lanes, rows = self.memory.lanes, self.memory.leased_rows
+        is_of_groups = self._register.layout.is_of_groups
+        held = [lease.shard for lease in self.leases.held() if is_of_groups(lease.shard.lane)]
+        self.leases.release(
+            [shard for shard in held if shard.lane not in lanes and shard not in rows]
+        )
 
     def release_idle(self) -> None:
         """Release leases of shards without rows in memory, if no more rows are expected in them."""

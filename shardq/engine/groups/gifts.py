@@ -37,7 +37,8 @@ class Gifts(Part):
         self._lanes = lanes
         self._outbox = outbox
         self._free_us = 0
-        """When a slot was last seen free, time since boot."""
+        """When a slot was last seen free, or a member may not have read its lanes yet, time since
+        boot."""
         self._offered: dict[str, int] = {}
         """Member -> the number of its heartbeat when lanes were last given to it."""
 
@@ -50,7 +51,8 @@ class Gifts(Part):
         taken = {lane for beat in beats.values() for lane, to in beat.gave if to == me}
         self._lanes.adopt(taken)
         now_us = self._clock.boot_us()
-        if self._outbox.slots_taken < self._threads or not self._threads:
+        is_busy = self._outbox.slots_taken >= self._threads and not self._lanes.is_settling
+        if not (is_busy and self._threads):
             self._free_us = now_us
         wished = self._groups.take_wished()
         if now_us - self._free_us >= _BUSY_US:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ADOPTED_MS = 10_000
+_SETTLING_US = 1_500_000
+"""How long a member may take to read the group lanes that have become its own by rank."""
 _SETTLED_MS = 500
 """An adopted lane is given away no sooner than this: its first head takes a moment to begin."""
 
@@ -63,6 +65,8 @@ class Lanes(Part):
         self._is_reading = False
         self.only_keeps = False
         self.is_leaving = False
+        self._released_us = -_SETTLING_US
+        """When group lanes last became another member's by rank, time since boot."""
         self.auto = AutoLanes(self._home, put_rate)
         self._given: dict[int, tuple[str, int]] = {}
         """Group lane -> the member that it was given to, and until when that member keeps it."""
@@ -73,6 +77,11 @@ class Lanes(Part):
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._home)
         self.quiet = Quiet(self._home, self._memory, self._reader, self._pages)
+
+    @property
+    def is_settling(self) -> bool:
+        """True if group lanes became another member's lately: it may not have read them yet."""
+        return self._clock.boot_us() - self._released_us < _SETTLING_US
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -114,6 +123,9 @@ class Lanes(Part):
             for lane in self._memory.lanes.values()
             if lane.adopted_until_ms > now_ms and is_reading
         }
+        left = self._memory.lanes.keys() - (mine | adopted)
+        if any(map(self._register.layout.is_of_groups, left)):
+            self._released_us = self._clock.boot_us()
         self._keep(mine | adopted)
         if not self.only_keeps:
             # Otherwise leave it unset, so that the next caller's first step takes the lanes not
@@ -149,7 +161,7 @@ class Lanes(Part):
         lanes = self._register.layout.all_lanes()
         others = [lane for lane in lanes if lane not in self._memory.lanes and lane not in given]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
-        if has_no_use or not others or not self._looks_after.is_due():
+        if has_no_use or not others or self.is_settling or not self._looks_after.is_due():
             return
         ranks = self._ranks(now_ms)
         watched = self.quiet.of_others(others, now_ms)
