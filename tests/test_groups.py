@@ -351,6 +351,21 @@ def test_more_rows_than_memory_holds_are_delivered_in_order(
         assert numbers == sorted(numbers)
 
 
+def test_rereading_for_a_group_does_not_look_again_at_what_was_settled_in_its_minute(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.engine.groups.room.ROWS_MAX", 50)
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": f"{n}", "group": "a"} for n in range(1_000))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1, until=lambda: len(seen) >= 20)
+    stage.faults.calls.clear()
+    stage.drive(consumer, seconds=20, until=lambda: len(seen) >= 1_000)
+    assert seen.texts == [f"{n}" for n in range(1_000)]
+    assert "occupied" not in stage.faults.calls
+
+
 def test_small_groups_behind_a_large_one_go_on_while_memory_is_full(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

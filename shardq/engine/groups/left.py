@@ -11,6 +11,8 @@ from shardq.model.ids import from_order_key
 from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq.engine.groups.lane import GroupLane, Place
     from shardq.engine.members.member import Member
     from shardq.model.message import Row
@@ -41,7 +43,7 @@ class Left(Part):
         after_ms, last = after
         after_id = None if last == LAST or not last else from_order_key(last)
         part = sorted(minutes)[:PROBE_MINUTES]
-        for _, minute, _ in self._store.occupied(layout.queue, part, [mine.number]):
+        for minute in self._occupied(mine, part, layout.minute_of(after_ms)):
             if layout.start_ms(minute) > after_ms:
                 after_ms, after_id = layout.start_ms(minute) - 1, None
             place = after_ms, until_ms, limit, after_id, "group", mine.is_dense
@@ -53,3 +55,15 @@ class Left(Part):
                 return rows, None if end_ms >= until_ms else (end_ms, LAST)
         is_through = len(part) == len(minutes)
         return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)
+
+    def _occupied(self, mine: GroupLane, minutes: list[int], first: int) -> Iterator[int]:
+        """Those of some minutes that have rows, and the first, of which rows were settled before.
+
+        A probe of that minute would read past the tombstones of all these rows.
+        """
+        if minutes[:1] == [first]:
+            yield first
+            minutes = minutes[1:]
+        if minutes:
+            for shard in self._store.occupied(self._register.layout.queue, minutes, [mine.number]):
+                yield shard.minute

@@ -63,7 +63,9 @@ _UNKNOWN_ROWS = 4
 """The same number until the size of a body is known: a first call reads 25 group lanes at once."""
 _DOZE_MS = 60_000
 _DOZE_US = 250_000
-"""A group lane in which no row was seen for `_DOZE_MS` is read only every `_DOZE_US`."""
+_DOZE_BUSY_US = 100_000
+"""A group lane in which no row was seen for `_DOZE_MS` is read only every `_DOZE_US`; while rows of
+other group lanes are in memory, every `_DOZE_BUSY_US`."""
 
 
 class _Page(NamedTuple):
@@ -157,7 +159,8 @@ class Reader(Part):
     def _wakes(self) -> bool:
         """True if this poll also reads group lanes in which no row was seen for a minute."""
         now_us = self._clock.boot_us()
-        if now_us - self._dozed_us < _DOZE_US and not self.wakes_all:
+        pause_us = _DOZE_BUSY_US if self._memory.group_rows else _DOZE_US
+        if now_us - self._dozed_us < pause_us and not self.wakes_all:
             return False
         self._dozed_us, self.wakes_all = now_us, False
         return True
