@@ -29,3 +29,17 @@ def test_a_group_is_explained_with_what_is_due_and_runs(shell: Shell) -> None:
         assert (told["due"], told["last_begins"], told["paused_by"]) == (20, None, "vip-*")
         [told] = shell.ok("limits", "mail", "none", "--json").lines
         assert (told["due"], told["running"], told["last_begins"]) == (0, 0, None)
+
+
+def test_the_limits_of_a_queue_and_its_tasks_are_listed_after_those_of_its_groups(
+    shell: Shell,
+) -> None:
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail", groups={"places": 2}, limits={"rate": "10/s", "running": 5})
+        queue.limit(task="shop.*", running=3)
+    out = shell.ok("limits", "mail").out
+    assert out.endswith('the queue: {"rate": "10/s", "running": 5}\ntask shop.*: {"running": 3}\n')
+    assert shell.ok("limits", "mail", "--json").lines[1:] == [
+        {"queue": {"rate": "10/s", "running": 5}},
+        {"task": "shop.*", "running": 3},
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,7 +51,7 @@ def limits(
     remove: bool,
     **given: int | None,
 ) -> None:
-    """List the limits of the groups of QUEUE; or set those of GROUPS or a task, or explain them.
+    """List the limits of QUEUE and its groups; or set those of GROUPS or a task, or explain them.
 
     GROUPS is the name of a group, or the beginning of names and a *, or * for each group that no
     other limit names. The limits that are given replace those that GROUPS had. A name comes before
@@ -74,6 +75,7 @@ def limits(
         _explain_task(queue_limit_of(target.settings.queue_limit), task)
     elif groups is None:
         _list(target.settings.group_limits)
+        _list_of_queue(queue_limit_of(target.settings.queue_limit))
     elif wanted or remove:
         target.limit(groups, **wanted)
         limit = limits_of(target.settings.group_limits).of(groups.rstrip("*"))
@@ -114,6 +116,22 @@ def _list(stored: str) -> None:
         free=0,
         empty="",
     )
+
+
+def _list_of_queue(limit: QueueLimit) -> None:
+    """Print the limits of the queue itself and of its tasks, if there are any."""
+    own = limit.to_options()
+    tasks = own.pop("tasks", {})
+    if options.is_json():
+        found = [{"queue": own}] if own else []
+        found += [{"task": rule, **said} for rule, said in tasks.items()]
+        for one in found:
+            screen.print_json(one)
+        return
+    if own:
+        click.echo(f"the queue: {json.dumps(own)}")
+    for rule, said in tasks.items():
+        click.echo(f"task {rule}: {json.dumps(said)}")
 
 
 def _paused(name: str, paused: frozenset[str]) -> str:
