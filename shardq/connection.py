@@ -385,5 +385,5 @@ def _is_made(record: QueueRecord, name: str) -> bool:
     try:
         return settings_in(record, name) is not None
     except SchemaNewer:
-        # Of a newer release's settings only this is read. They are JSON, or the error would differ.
+        # Read only this setting of a newer release. The text is JSON, or the error would differ.
         return json.loads(record.settings).get("dropped") is not True

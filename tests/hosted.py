@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @contextmanager
 def hosted(application: Any) -> Iterator[str]:
     """Serve an ASGI application; gives its url."""
-    # By this protocol asyncio knows to send small packets at once.
+    # asyncio sends small packets at once on a socket of this protocol.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(1_024)

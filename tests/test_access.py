@@ -354,7 +354,7 @@ def test_a_signed_url_allows_what_it_says_until_its_end(served: Served) -> None:
     request = served.url(issued, "rpd", "shop.mail", life_s=3)
     for caller in served.admitted(request):
         assert (caller.via, caller.key_id) == ("url", issued.key.id)
-        # What the key may not do, the url does not allow.
+        # The url does not allow what its key may not do.
         assert (caller.levels, caller.queues) == ("rp", ("shop.mail",))
         with pytest.raises(AccessDenied):
             caller.check(Level.READ, "shop.post")

@@ -54,7 +54,7 @@ def test_commands_of_many_days_are_kept_for_90(stage: Stage) -> None:
     assert [one.object for one in actions.last(3)] == ["99", "98", "97"]
     with stage._sqlite._database.reading() as connection:
         (rows,) = connection.execute("SELECT count(*) FROM actions").fetchone()
-    # What has expired is deleted, though nobody writes to its day any more.
+    # Expired commands are deleted, though nobody writes to their days any more.
     assert rows == KEPT_DAYS
 
 

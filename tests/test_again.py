@@ -296,7 +296,7 @@ def test_a_queue_made_again_takes_new_lanes_only_where_the_old_ones_do_not_fit(
     assert again.settings.first_lane == 0
     drop(world, again)
     again = world.connect().queue(name, bands=3, lanes=1)
-    # What was in the eight lanes is still read: purged, it is deleted as it comes due.
+    # The eight lanes are still read: their purged rows are deleted as they come due.
     assert (again.settings.lanes_read, again.settings.first_lane) == (3, 0)
     drop(world, again)
     again = world.connect().queue(name, bands=3, lanes=1, minute="1s")

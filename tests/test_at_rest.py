@@ -59,7 +59,7 @@ def test_a_queue_at_rest_is_stepped_every_10_s_and_its_heartbeat_never_lapses(
         lapsed.append(not stage._store.notes(MEMBERS, (queue._home.register.members_key,)))
     assert not any(lapsed)
     assert stage._store.counters["batches"] - beats <= 60 * 2
-    # Of a minute: its lanes twice, searches and sweeps of what is sealed; the rest are this test's.
+    # 25 reads a minute: its lanes twice, searches, sweeps of sealed minutes. `own` are the test's.
     own = 60 * 10 * 3
     assert stage._store.counters["reads"] - reads - own <= 10 * 25
 

@@ -92,7 +92,7 @@ def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) 
     consumers = [consumer for consumer, _ in members(stage, 4)]
     stage.drive(*consumers, seconds=20, stride=0.05)
     assert [len(consumer._engine.memory.polled) for consumer in consumers] == [2] * 4
-    # Who gives a row to a lane means the same reader.
+    # A member that gives a row to a lane means the same reader.
     engines = [consumer._engine for consumer in consumers]
     own = {lane: one.home.member for one in engines for lane in one.memory.lanes if lane < 8}
     for one in engines:

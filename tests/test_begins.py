@@ -29,7 +29,7 @@ PATIENCE_S = 2 * TIMEOUT_MS / 1e3 + 0.1
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with Stage(local=request.param == "local") as made:
         if request.param == "elsewhere":
-            # As a database whose writes may take long.
+            # Like a database whose writes may take long.
             made._sqlite.write_timeout_ms = TIMEOUT_MS
         yield made
 
@@ -105,7 +105,7 @@ def test_a_cancel_that_crashed_after_its_word_is_ended_by_the_consumer(stage: St
     stage.drain(queue, consumer)
     consumer.close()
     assert seen.texts == ["other"]
-    # Who has cancelled it counts it.
+    # The process that has cancelled the message counts it.
     assert (queue.totals().cancelled, queue.totals().dropped) == (0, 1)
     assert names.of("order-7").state.is_absent
     assert queue.audit().is_even
@@ -336,7 +336,7 @@ def test_what_is_begun_and_not_taken_within_a_second_is_given_back(stage: Stage)
     stage.clock.advance(0.6)
     consumer._engine.step()
     assert {names.of(name).state for name in ahead} == {Is.WAITING}
-    # So a cancel is one that says done; and the rest runs.
+    # So a cancel answers `done`, and the other messages run.
     assert names.cancel(ahead[0], deletes=False) is Is.WAITING
     seen = Recorder(stage.clock)
     consumer._deliverer._call._function = seen
@@ -459,7 +459,7 @@ def test_a_careful_row_begins_before_its_attempt_is_recorded(stage: Stage) -> No
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drain(queue, consumer)
     consumer.close()
-    # What had begun and was cancelled is recorded as nothing, and does not run again.
+    # A message that was cancelled after its begin has no recorded end, and does not run again.
     assert seen.texts == [name for name in ("order-7", "order-8") if name != running]
     assert stage.faults.calls["edit"] == 1
     assert queue.totals().cancelled == 1

@@ -46,7 +46,7 @@ UTC = ZoneInfo("UTC")
 
 def ahead(queue: Queue, hours: float = 1, **given: object) -> Calendar:
     home = queue._home
-    # As others see it 2 s later.
+    # Store the counts now: other processes would see them 2 s later.
     home.stats.store()
     now_ms = home.clock.now_ms()
     counter = CalendarCounter(home.store, home.clock, home.register, given.pop("told", None))

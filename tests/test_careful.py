@@ -187,7 +187,7 @@ def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
 def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
     stage: Stage,
 ) -> None:
-    # So that the lane need not be caught up with, minute by minute.
+    # Now the lane need not be caught up minute by minute.
     stage.clock.advance(600)
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1h")
     for n in range(6):
@@ -196,11 +196,11 @@ def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
     assert run_until_crash(stage, Consumer(queue, crash, prefetch=2), seconds=1)
     stage.clock.advance(11)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
-    # As after reads that have failed. What is behind the page's end is read for groups' sake.
+    # Failed reads make pages this short. Rows after the page's end are read for groups' sake.
     consumer._engine.pages.page_rows = 3
     read(stage, consumer, rows=6)
     careful = [one.row.body for one in consumer._engine.memory.known.values() if one.careful]
-    # Of each group one may have been handed out, for they take up no room in the window.
+    # One row of each group may have been handed out: rows of groups do not count in the window.
     assert sorted(careful) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 

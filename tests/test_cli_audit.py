@@ -124,7 +124,7 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert (told["id"], told["fate"], told["ended"]) == ("order-7", None, None)
     assert told["due"] > told["entered"]
     assert re.search(r", waiting: due \S+Z, in \S.*\n$", shell.ok("history", "mail", "order-7").out)
-    # Of all that entered in a span, none is looked up.
+    # A list of a span looks no message up.
     assert shell.ok("history", "mail").out.splitlines()[0].endswith(", not ended")
     assert len(shell.ok("history", "mail", "--json").lines) == 2
     nobody = shell.run("history", "mail", "order-8")
@@ -206,7 +206,7 @@ def test_the_history_says_what_a_purge_has_reached(shell: Shell) -> None:
 def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     told = shell.fails(Exit.HISTORY_OFF, "audit", "mail")
-    # What it says can be said.
+    # The command that the error names works.
     altered = shell.ok(*told.split("`")[1].split()[1:]).out
     assert re.search(r"its history is whole for what enters from \S+Z on\n$", altered)
     *_, line = shell.ok("audit", "mail").out.splitlines()

@@ -105,7 +105,7 @@ def test_a_file_that_is_not_executable_is_told_from_one_that_is_not_there(shell:
 
 def lowest_free() -> int:
     """The next descriptor of this process: with a limit of one more a pipe, which is two, fails."""
-    # Of what a test before has left, none may be closed, and so be free, meanwhile.
+    # Close now what an earlier test has left, so that no descriptor becomes free meanwhile.
     gc.collect()
     lowest = os.dup(0)
     os.close(lowest)
@@ -322,7 +322,7 @@ def test_what_has_room_for_one_line_shows_the_last_line_of_stderr_once(shell: Sh
     [log] = [line for line in done.err.splitlines() if "message seven" in line]
     assert log.endswith("sh: refused ..")
     assert shell.ok("dead", "mail").out.count("refused") == 1
-    # Whoever asks for one message reads all, and once: a command has no traceback.
+    # The view of one message shows all lines, and once: a command has no traceback.
     assert shell.ok("dead", "mail", "seven").out.count("refused") == 2
     with shardq.connect(shell.url) as db:
         queue = db.queue("slow")
@@ -367,7 +367,7 @@ def stopped(process: Process, *, twice: bool = False) -> tuple[int, str]:
     with process:
         process.send_signal(signal.SIGTERM)
         if twice:
-            # Of one kind, two at once may be one.
+            # The system may merge two pending signals of one kind.
             process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, err.decode()

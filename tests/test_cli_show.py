@@ -56,7 +56,7 @@ def test_show_says_what_to_do_where_nobody_delivers(shell: Shell) -> None:
     assert lines[-1] == "Start a consumer, such as `shardq consume mail`."
     shell.ok("queues", "pause", "mail")
     lines = shell.ok("show", "mail", made["id"]).out.splitlines()
-    # What it says can be said.
+    # The command that the last line names works.
     shell.ok(*lines[-1].split("`")[1].split()[1:])
     assert "is paused" not in told(shell, "mail", made["id"])
 
@@ -90,7 +90,7 @@ def test_the_history_of_a_message_that_has_not_ended_says_where_it_is(shell: She
     record, failed = shell.ok("history", "mail", "failed").out.splitlines()
     assert record.endswith(', with "no route to host"')
     assert re.fullmatch(r"    attempt 1 failed \S+: no route to host", failed)
-    # Of all that entered in a span, none is looked up.
+    # A list of a span looks no message up.
     assert {line.get("state") for line in shell.ok("history", "mail", "--json").lines} == {None}
 
 

@@ -191,7 +191,7 @@ def test_a_command_without_streams_does_its_work(
 ) -> None:
     shell.ok("put", "mail", "first")
     if len(closed) == 3:
-        # So is what Python itself makes of it.
+        # A new Python starts without the three descriptors, and must cope with that too.
         done = ended(shell.start(*arguments, redirected="<&- >&- 2>&-"))
     else:
         done = ended(shell.fork(*arguments, **dict.fromkeys(closed, CLOSED)))

@@ -102,7 +102,7 @@ def test_what_a_clock_ahead_has_fired_does_not_fire_again_when_the_clock_comes_t
     stage: Stage, by: float, every_s: int, missed: str
 ) -> None:
     made = Ahead(stage, by, every=f"{every_s}s", missed=missed)
-    # What is missed is more than one firing puts.
+    # More fire times are missed than one firing puts.
     assert len(made.fired) == (5 if by == 45 else {"once": 2, "all": 180, "skip": 1}[missed])
     made.schedule.resume()
     stage.drive(made.consumer, seconds=by + 5 * every_s, stride=5)

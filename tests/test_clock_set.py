@@ -132,7 +132,7 @@ def test_what_a_read_finds_that_the_clock_was_set_back_in_keeps_its_due(stage: S
         stage.clock.set(-30)
         other.put("later", delay="10s")
 
-    # Of the news a look back is read, from the new now to where the old one was.
+    # The search for news rereads from the new time up to the old time.
     stage.faults.call("read", set_back)
     queue.put("news")
     stage.drive(consumer, seconds=9.9, stride=0.05)
@@ -233,7 +233,7 @@ def test_what_killed_its_process_by_the_old_clock_is_recorded_before_it_kills_th
             stage.clock.advance(1)
             late.step()
     stage.clock.advance(12)
-    # By the new clock it is not due yet when its shard is taken.
+    # By the new clock the message is not due yet when its shard is taken.
     second = Consumer(connect().queue("mail"), crash)
     assert run_until_crash(stage, second, seconds=40)
     [message] = queue.peek()
@@ -259,7 +259,7 @@ def test_from_1970_to_now_is_a_leap_not_a_walk(
     stage.drive(consumer, seconds=5)
     assert seen.texts[30:] == ["before"] * 3 + ["after"]
     assert counters["reads"] - reads < 1_000
-    # As far as by any other clock, so that nobody walks there later.
+    # Minutes are sealed as far as by any other clock, so that no reader walks there later.
     newest = queue._home.register.layout.newest_sealable(stage.clock.true_ms())
     assert set(connection._home.store.notes(LANES, ("mail",)).values()) == {newest}
     reads = counters["reads"]

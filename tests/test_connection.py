@@ -137,7 +137,7 @@ def dropped_are_closed(url: str, directory: Path | None) -> None:
             clock.sleep(0.01)
 
     with shardq.connect(url) as db:
-        # What a driver keeps for all its connections is there from now on.
+        # By now the driver has made what it keeps for all its connections.
         put = db.queue("dropped").totals().put
     gc.collect()
     before = open_files(directory), threads()

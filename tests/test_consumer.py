@@ -145,7 +145,7 @@ def test_ctrl_c_in_a_turn_reaches_its_caller_and_the_message_comes_again_uncount
     consumer = Consumer(queue, seen)
     with pytest.raises(KeyboardInterrupt):
         stage.drive(consumer, seconds=5)
-    # Whoever goes on gets it at once, and so does who takes over from one that is closed.
+    # The same consumer gets the message at once; so does one that takes over from a closed one.
     assert stage.drive(consumer, seconds=1, until=lambda: len(seen) == 2)
     assert attempts_of(seen) == [1, 1]
     consumer.close()
@@ -238,7 +238,7 @@ def test_a_consumer_frozen_past_its_lease_hands_out_nothing_under_it(stage: Stag
     assert seen_at_thaw == [5]
     assert sorted(set(seen.texts + other_seen.texts), key=int) == [f"{n}" for n in range(40)]
     assert len(seen.texts) == 5
-    # Those of the first five that had not been acked came again.
+    # Messages of the first five that had not been acked were delivered again.
     assert 35 <= len(other_seen) <= 40
 
 

@@ -165,7 +165,7 @@ def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
     )
 
     def stop_in_the_middle() -> None:
-        # As a put does to wake the engine when the signal comes.
+        # A put holds this lock while it wakes the engine, just when the signal arrives.
         with engine.news._lock:
             worker.start()
             while locks.is_free(engine.ready._lock):
@@ -485,7 +485,7 @@ def test_a_full_disk_ends_a_consumer_once_its_handlers_have_ended(
     with busy.ticking():
         consumer.start()
         assert started.wait(WAIT_S)
-        # What writes whether or not a message has ended; and what stores the one that ends.
+        # The writes that always happen and, if `for_good`, the write that stores an ended message.
         full = StoreFull("the disk is full; make room.")
         for verb in ("note members", "renew", "erase members", *(("delete",) if for_good else ())):
             busy.faults.fail(verb, times=1_000_000, error=full)

@@ -87,7 +87,7 @@ def test_a_store_that_fails_once_a_burial_is_known_leaves_nothing_in_flight(stag
     consumer = Consumer(queue, fail, on_dead=lambda message: dead.append(message.text))
 
     def lose_time() -> None:
-        # By now the settings of the dead-letter queue are to be read anew.
+        # After this the dead-letter queue's settings are stale, and cannot be read.
         stage.clock.advance(4)
         stage.faults.fail("records queues")
 

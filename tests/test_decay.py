@@ -35,7 +35,7 @@ def test_what_a_consumer_does_and_keeps_does_not_grow_with_its_age() -> None:
             def note(_frame: FrameType, event: str, _of: object) -> None:
                 counts[event] += 1
 
-            # Of this thread alone, as cProfile's count is not on each Python.
+            # This counts this thread alone; cProfile counts all threads on some Pythons.
             sys.setprofile(note)
             try:
                 work(minutes)
@@ -45,7 +45,7 @@ def test_what_a_consumer_does_and_keeps_does_not_grow_with_its_age() -> None:
 
         def memory() -> int:
             gc.collect()
-            # Of shardq alone: another test's threads may be at work beside it.
+            # The memory of shardq alone: threads of another test may allocate at the same time.
             taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, OURS)])
             return sum(one.size for one in taken.statistics("filename"))
 

@@ -195,7 +195,7 @@ def run_bash(example: Example) -> str | None:
         os.environ
         | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            # That pytest finds our plugin by itself is tested in test_plugin.
+            # test_plugin tests that pytest finds our plugin by itself.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_PLUGINS": "shardq.testing.plugin",
         },

@@ -451,7 +451,7 @@ def test_what_an_error_comes_to_is_judged_by_the_consumer_s_own_rule(
     assert errors["broken"][0] == "ArithmeticError: the judge failed"
     assert "ValueError: no" in caplog.text
     told = [text.partition(" failed, ")[2] for text in caplog.messages if " failed, " in text]
-    # Of how many, its rule may know better than the queue.
+    # The log has the number of attempts that the consumer's rule gives, or the queue's.
     assert sorted(text.partition(",")[0] for text in told) == [
         "attempt 1 of 1",
         "attempt 1 of 5",

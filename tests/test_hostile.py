@@ -121,7 +121,7 @@ def test_no_forged_receipt_touches_a_message(
         "chars": lambda: data.draw(st.text(BASE64, min_size=80, max_size=80)),
         "foreign": lambda: data.draw(st.sampled_from(victims.foreign)),
         "bent": lambda: bent(own, data),
-        # By whoever knows all but the secret, or has a queue of another name.
+        # Signed by somebody without the secret, or for a queue of another name.
         "secret": lambda: signed("victim", data.draw(st.binary())),
         "name": lambda: signed(data.draw(st.sampled_from(["other", "victim.dead", ""])), secret),
     }[kind]()

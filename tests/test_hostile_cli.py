@@ -153,7 +153,7 @@ def test_any_command_line_ends_with_a_known_code_and_one_line(
         arguments += [option, data.draw(words)] if data.draw(st.booleans()) else [option]
     # Whatever it says of where nodes are kept, none of this machine's is looked at.
     more = ["--directory", "none"] if command[0] == "node" else []
-    # What others have put for next year would be waited for.
+    # Otherwise `consume` would wait for messages that others have put for next year.
     own = {"SHARDQ_STORE": terminal.empty_url} if command[0] == "consume" else {}
     check(terminal.run(*command, *arguments, *more, stdin=stdin, encoding=encoding, **own))
 
@@ -349,5 +349,5 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
                 strange |= timed.body not in plain
                 assert timed.due_ms >= 0
             refused = False
-        # That a line is not as it was packed shows when the sum at the file's end is read.
+        # A changed line of a gzip file is refused once the checksum at the file's end is read.
         assert not strange or (refused and is_bent and name in {"b.jsonl.gz", "c.gz"})

@@ -16,7 +16,7 @@ from shardq.cli.exits import Exit
 ROOT = Path(__file__).parent.parent
 WITHOUT_EVENT_LOOP = """
 import sys
-# As where the extension was built without libev, or libev is gone, and as in Python 3.12 and newer.
+# Like an extension without libev, or without the library, on Python 3.12 or newer.
 sys.modules["cassandra.io.libevwrapper"] = sys.modules["asyncore"] = None
 """
 WITHOUT_EXTRAS = """

@@ -169,7 +169,7 @@ def test_a_queue_that_is_dropped_meanwhile_says_what_was_put_before(stage: Stage
 def test_a_redrive_that_fails_says_how_many_it_has_put_back(stage: Stage, queue: Queue) -> None:
     for n in range(3):
         queue.bury(queue.put(str(n)))
-        # So that each is in a shard of its own, and read by itself.
+        # Now each message is put back into a shard of its own, and read by itself.
         stage.clock.advance(3_600)
     refusing = {"1"}
 

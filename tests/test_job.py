@@ -516,5 +516,5 @@ def test_a_result_is_of_one_put_though_another_has_its_id(queue: Queue) -> None:
         after.result("0s")
     write(after, "done", value=b"50")
     assert after.result("0s") == 50
-    # What ran last is known of an id alone.
+    # An id alone leads to the last run.
     assert Job(queue, "x").result("0s") == 50

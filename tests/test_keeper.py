@@ -191,7 +191,7 @@ def test_of_processes_that_put_and_end_some_fold_what_others_have_left(
     before = stage.faults.calls.copy()
     with Connection(stage._store, stage.clock.shifted(0)) as db:
         assert db.queue("mail").depth().total == 5
-    # Who has only looked leaves all as it is.
+    # A process that has only looked writes nothing at its end.
     for verb in ("note stats", "write_records stats", "erase stats"):
         assert stage.faults.calls[verb] == before[verb]
 
@@ -272,7 +272,7 @@ def test_a_task_may_be_given_in_the_middle_of_giving_one(keeper: Keeper) -> None
     def task() -> None:
         done.append(1)
 
-    # As a signal's handler does that interrupts this thread there.
+    # Like a signal's handler that interrupts this thread while it holds the lock.
     with keeper._lock:
         keeper.within(0, task, str)
     until(lambda: done)

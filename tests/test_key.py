@@ -93,7 +93,7 @@ def test_what_is_no_key_is_told_as_damaged(text: object) -> None:
 
 
 def test_a_name_has_the_same_bucket_everywhere() -> None:
-    # By the trailers of gzip; they must never change.
+    # Computed with the trailers of gzip; the buckets must never change.
     known = {"order-7": 10, "größe 7": 15, "日本": 12, "a": 3}
     assert {name: bucket_of(name) for name in known} == known
 

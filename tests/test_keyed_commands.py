@@ -173,7 +173,7 @@ def test_a_message_that_waits_is_moved_and_does_not_begin_at_its_old_place(world
         late = found.due - moment_of(before_ms + delay_ms)
         assert timedelta(0) <= late < timedelta(seconds=30)
         assert (found.id, found.text) == (sent.id, "to ada")
-        # As asked; by the time that it is written, now may be later.
+        # The due is at least the one asked for; later, if now was later when it was written.
         assert moment_of(before_ms + delay_ms) <= found.first_due <= found.due
         assert not may_begin(queue, old)
         assert queue._home.store.find([old.position]) == []
@@ -540,11 +540,11 @@ def behind_a_head(stage: Stage, queue: Queue) -> None:
     """Put a head of a group, which is retried in an hour, and two messages that wait for it."""
     for name in ("head", "second", "third"):
         queue.put(name, key=name, delay="0s", group="g")
-        # Of those due in one millisecond, an edited one is the last.
+        # Among messages due in one millisecond an edited one is the last, so wait for the next.
         stage.clock.advance(0.001)
     [message] = queue.receive(10, "30s", wait="1s")
     assert message.text == "head"
-    # As a consumer would have: of a claim by `receive` the note is written.
+    # A consumer would have done the same. The retry of a `receive` writes its note.
     queue.retry(message, "1h")
     stage.clock.advance(1)
 

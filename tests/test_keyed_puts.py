@@ -379,7 +379,7 @@ def test_a_replace_that_was_not_applied_is_put_anew_once_the_other_has_ended(
     queue.ack(*queue.receive())
     again = queue.put(error.value.messages[0])
     assert (again.text, again.id != first.id, generation(again)) == ("second", True, 1)
-    # Of the one that has ended, the history knows: it would be dropped under its id.
+    # The history knows the message that has ended: a message with its id would be dropped.
     either.clock.advance(7_201)
     assert [message.text for message in queue.receive()] == ["second"]
 
@@ -390,7 +390,7 @@ def test_a_replace_that_was_not_applied_is_not_taken_for_another_s(either: Stage
     either.faults.fail("write_records keys", nth=2)
     with pytest.raises(StoreUnavailable) as error:
         queue.put("second", key="order-7", delay="2h", on_conflict="replace")
-    # Of the same generation as what is repeated.
+    # This put gets the generation that the repeated put had.
     other.put("third", key="order-7", delay="2h", on_conflict="replace")
     again = queue.put(error.value.messages[0])
     assert (again.text, generation(again)) == ("second", 3)

@@ -217,7 +217,7 @@ def test_a_move_waits_for_the_row_of_a_put_that_is_under_way(slow: Stage) -> Non
     queue._home.register.use_keys()
     row = queue.put("x", key="order-7", delay="1h")._row
     late = queue.put("y", key="order-8", delay="1h")._row
-    # As if it had not been written yet.
+    # Now it looks as if the row had not been written yet.
     slow._store.delete([late.position])
     anew = late._replace(id=queue._settler.planner.kept(row).id)
     keys = keys_of(queue)
@@ -233,7 +233,7 @@ def test_a_slow_move_that_was_given_up_says_what_stands(slow: Stage) -> None:
     queue.put("x", key="order-7", delay="1h")
 
     def meanwhile() -> None:
-        # So slow that the other one has given its row up before it is written.
+        # The put is so slow that the other process gives up its row before it is written.
         slow._store.delete([row_of(queue, "order-7").position])
         slow.clock.advance(10)
         assert other.edit("order-7", body="other") is Answer.DONE

@@ -143,7 +143,7 @@ def test_any_text_of_an_error_is_kept_as_one_that_can_be_printed(
     found = queue.find(sent.id)
     assert found.last_error == told
     assert told.encode()
-    # What the log says, too.
+    # The log can be encoded too.
     assert caplog.text.encode()
 
 
@@ -346,7 +346,7 @@ def test_damaged_headers_keep_no_consumer_from_the_other_messages(
     [dead] = queue.dead.peek()
     assert dead.last_error == f"out of attempts: {REFUSED}"
     assert dead.headers["shardq-headers"] == "{bad"
-    # As they were: what of them can be saved is not for a redrive to say.
+    # A redrive leaves damaged headers as they are.
     assert queue.redrive() == 1
     assert queue.peek()[0]._row.headers == "{bad"
 

@@ -253,7 +253,7 @@ def test_the_place_of_a_record_follows_from_its_first_row_alone(stage: Stage) ->
     row = queue.put("a")._row
     copy = in_another_lane(row)
     assert entry_of(copy) == entry_of(row)
-    # As any language can reckon it, by RFC 9562.
+    # Any language can compute the partition so, by RFC 9562.
     known = uuid.UUID(bytes=row.id)
     born_us = (known.time - 0x01B21DD213814000) // 10
     part = (born_us // 50_000 + known.node) % 16
@@ -562,7 +562,7 @@ def test_a_history_is_turned_on_and_off_while_the_queue_runs(stage: Stage) -> No
     stage.drive(consumer, seconds=60, stride=0.1)
     assert stage.is_empty(queue)
     assert fate_of(stage, queue, during[1]._row)[0] is None
-    # What ended while it was off must not look lost when it is on again.
+    # Messages that ended while the history was off must not look lost once it is on again.
     queue.alter(history="2d")
     stage.drive(consumer, seconds=10, stride=0.1)
     queue.put("after")

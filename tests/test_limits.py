@@ -766,7 +766,7 @@ def test_a_busy_member_leaves_a_part_to_one_that_comes_and_the_sum_stays(stage: 
     for _ in range(12):
         for one in shares if used[first] else [first]:
             one.take(10, used=partial(used.__getitem__, one), wants=20, turn_ms=3_000)
-            # Whoever is busy begins another whenever one ends.
+            # A busy member begins another delivery whenever one ends.
             used[one] = max(used[one] - 1, one.granted.units)
             assert used[first] + used[second] <= 10
         stage.clock.advance(1)

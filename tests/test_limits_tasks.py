@@ -147,7 +147,7 @@ def test_limits_of_tasks_are_changed_while_their_jobs_wait(stage: Stage) -> None
     assert 15 <= before <= 21
     queue.limit(task="shop.slow", rate="10/s")
     stage.drive(consumer, seconds=5)
-    # Those that were not moved yet; the others return within 10 minutes.
+    # The jobs that were not moved yet have run; the others return within 10 minutes.
     assert 35 <= len(seen.texts) - before <= 51
     queue.limit(task="shop.slow")
     queue.limit(task="shop.*")

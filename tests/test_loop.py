@@ -269,7 +269,7 @@ def test_a_stop_frees_who_waits_to_submit_cancels_what_runs_and_tells_no_end() -
     assert run.loop._thread is not None
     run.loop._thread.join(WAIT_S)
     assert not run.loop._thread.is_alive()
-    # Those that had not begun were not begun.
+    # The coroutines that had not begun were not begun.
     assert len(cancelled) <= 2
     assert run.ends.told == {}
 
@@ -436,7 +436,7 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_els
     assert f"{os.sep}asyncio{os.sep}" not in said
     blocked = [text for text in caplog.messages if text.startswith("the event loop is blocked")]
     assert all(", in block" in text for text in blocked)
-    # What it returned at last is told to nobody.
+    # The late result is reported to nobody.
     assert [len(told) for told in watched.ends.told.values()] == [1] * len(watched.ends.told)
 
 

@@ -221,7 +221,7 @@ def test_surplus_is_told_when_it_comes_and_when_it_is_gone(stage: Stage) -> None
     beat(other)
     beat(one)
     at_ms = stage.clock.now_ms()
-    # Who gives first depends on half a second of it, no less.
+    # A change of age below half a second is not reported: it does not change who gives first.
     for surplus, oldest_ms, told_ms in (
         (5, at_ms, at_ms),
         (4, at_ms + 249, at_ms),

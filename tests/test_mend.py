@@ -398,7 +398,7 @@ def test_totals_are_right_again_after_a_process_was_killed_as_it_counted(
         rows = queue.depth(exact=True).waiting
         before = queue.totals()
         assert 4 * steps <= rows <= 4 * steps + 5
-        # What the process has done is told as far as it has stored that.
+        # The totals have the counts that the killed process had stored.
         assert before.put <= 5 * steps + 5
         check, totals = queue.check_all(), queue.totals()
         assert (check.mended, check.is_proven) == (rows - before.present, True)

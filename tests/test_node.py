@@ -58,7 +58,7 @@ def write_java(path: Path, version: str) -> Path:
 
 
 def without_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    # What `import` takes for a module that is not installed.
+    # `import` takes None for a module that is not installed.
     monkeypatch.setitem(sys.modules, module, None)
 
 

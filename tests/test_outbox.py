@@ -103,7 +103,7 @@ def test_what_ends_before_a_refused_park_is_tried_again_is_settled_where_it_is(
         stage.faults.fail("move")
         with pytest.raises(StoreUnavailable):
             consumer._engine.step()
-        # By the next try, its claim's time would be over.
+        # At the next try the time of the claim would be over.
         stage.clock.advance(3)
 
     seen = Recorder(stage.clock, work)

@@ -248,7 +248,7 @@ async def paused(play: Play) -> None:
         now_us, depths = SystemClock().boot_us(), [one.depth(exact=True) for one in play.queues]
         if not seen or seen[0][1] != depths:
             seen[:] = [(now_us, depths)]
-        # Of the killed worker nothing runs: its messages are ready again, or done by the other.
+        # No job of the killed worker runs: its messages are ready again, or done elsewhere.
         is_idle = [one.in_flight for one in depths] == [CLAIMED, 0]
         return is_idle and now_us - seen[0][0] >= KNOWN_US
 
@@ -299,7 +299,7 @@ async def rested(play: Play, killed_ms: int) -> None:
             "purged": total.purged,
         }
         missed = {one: ended[one] - shown.totals[one] for one in ENDS}
-        # What the killed worker had not stored yet, and nothing else: counted by its rows.
+        # Only the counts that the killed worker had not stored are missing; rows make up for them.
         assert sum(missed.values()) == -shown.totals["mended"]
         assert min(missed.values()) >= 0
         last = [

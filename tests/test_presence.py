@@ -123,7 +123,7 @@ def test_a_child_that_begins_for_itself_is_a_member_of_its_own(beside: Path) -> 
     parent = present(beside)
 
     def child() -> Presence:
-        # What the parent has locked is another process's here.
+        # A lock of the parent is another process's here.
         assert not present(beside, "child/1").is_dead(HOLDER)
         return present(beside, "child/2")
 
@@ -344,7 +344,7 @@ def test_what_a_killed_consumer_held_is_taken_over_with_care_while_its_lease_las
 ) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     with shardq.connect(url) as db:
-        # So long the test would wait, were it for the lease.
+        # If the lease decided, the test would wait for a minute.
         queue = db.queue("mail", lease="1m", lanes=1)
         queue.put(b"poison")
         # The second has the name of the first. What it begins is recorded, and so counts.

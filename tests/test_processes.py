@@ -353,7 +353,7 @@ def test_a_hangup_replaces_all_processes_gracefully(tmp_path: Path) -> None:
         assert it.stop()[-1] == ENDED_WELL
     ended = {int(line.split()[1]) for line in it.lines if line.startswith("ended ")}
     assert ended == before | after
-    # Those before by what asks for an end, once each.
+    # Each earlier process was asked to end once.
     assert all(it.lines.count(f"signal {one} SIGTERM") == 1 for one in before)
 
 
@@ -447,7 +447,7 @@ def test_processes_are_replaced_when_a_file_changes_and_wait_where_it_is_broken(
         app.write_text("VERSION = ")
         it.expect("app.py changed")
         it.expect("told: SyntaxError in app. It is tried again when a file changes.")
-        # As an editor writes that keeps a file whole.
+        # Like an editor that replaces the file in one step.
         (watched / "app.tmp").write_text("from other import VERSION")
         (watched / "app.tmp").replace(app)
         it.expect("app.py changed")

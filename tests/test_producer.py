@@ -148,7 +148,7 @@ def test_put_many_streams_what_it_is_given(queue: Queue) -> None:
     def endless_for_now() -> Iterator[bytes]:
         for n in range(50_000):
             if n == 45_000:
-                # By then the first chunks are stored, though this has not ended.
+                # The first chunks are stored by now, though the iterable has not ended.
                 assert len(queue.peek(10)) == 10
             yield b"x"
 
@@ -359,7 +359,7 @@ def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage, qu
 
     def slowly() -> Iterator[bytes]:
         yield b"first"
-        # By now the settings are old, and cannot be read anew.
+        # After this the settings are stale, and cannot be read.
         stage.clock.advance(4)
         stage.faults.fail("records queues")
         yield b"second"

@@ -173,7 +173,7 @@ def test_what_is_looked_at_shows_its_deliveries_and_keeps_them_when_it_is_settle
         [peeked] = queue.peek()
         found = queue.find("me")
         assert peeked.attempt == found.attempt == attempt
-        # By a token or a message alike: it is no delivery that could be given back.
+        # The same by a token and by a message: neither is a delivery that could be given back.
         queue.snooze(peeked, "5s")
         queue.snooze(queue.peek()[0].receipt, "5s")
         assert [one.attempt for one in queue.peek()] == [attempt]

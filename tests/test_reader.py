@@ -133,7 +133,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: 
     write(stage, queue, stage.clock.now_ms() - 240, b"missed", group="g")
     stage.clock.advance(0.001)
     write(stage, queue, stage.clock.now_ms(), b"next", group="g")
-    # As after reads that have failed.
+    # Failed reads make pages this short.
     engine.pages.page_rows = 1
     engine.reader.poll()
     assert {one.row.body for one in engine.memory.known.values()} == {
@@ -200,7 +200,7 @@ def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(sta
     write(stage, queue, minute_ms - 50, b"missed", group="g")
     stage.clock.advance(0.001)
     write(stage, queue, stage.clock.now_ms(), b"next", group="g")
-    # As after reads that have failed.
+    # Failed reads make pages this short.
     engine.pages.page_rows = 1
     engine.reader.poll()
     assert {one.row.body for one in engine.memory.known.values()} == {

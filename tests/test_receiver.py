@@ -149,7 +149,7 @@ def test_a_claim_that_its_holder_moves_on_in_the_last_moment_is_handed_to_nobody
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     queue.close()
-    # So near its due, a reader that looks ahead has seen it.
+    # So shortly before the due a reader has read the claim ahead.
     stage.drive(consumer, seconds=4.8)
     receipt = queue.extend(message, "30s")
     stage.drive(consumer, seconds=20)
@@ -362,7 +362,7 @@ def test_a_call_that_took_long_is_followed_by_another_and_keeps_its_lanes(
         stage.faults.fail("move")
     with nullcontext() if is_there else pytest.raises(StoreUnavailable):
         receive(stage, queue, count=1)
-    # As its thread does between two calls.
+    # The receiver's thread does this between two calls.
     engine.step()
     assert engine.memory.lanes
 
@@ -404,7 +404,7 @@ def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage, qu
     stage.faults.call("move", lambda: stage.clock.advance(6))
     assert queue.receive(visibility="5s", wait="1s") == []
     [message] = queue.receive(visibility="5s", wait="1s")
-    # What was over when it was made, counts as one that nobody has settled.
+    # A claim whose time was over at once counts as a delivery that nobody settled.
     assert (message.text, message.attempt) == ("a", 2)
     queue.ack(message)
     assert stage.is_empty(queue)
@@ -419,7 +419,7 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     store = queue._home.store
 
     def insert_and_delete(moves: Iterable[RowMove], *_marks: object) -> set[Position]:
-        # As Cassandra moves what is too large for a batch across partitions.
+        # Cassandra takes these two steps if a message is too large for a batch of two partitions.
         made = list(moves)
         store.insert([move.new for move in made])
         store.delete([move.old for move in made])
@@ -659,7 +659,7 @@ def test_of_puts_of_many_the_one_that_is_refused_fails_alone(stage: Stage) -> No
         threads = begun([partial(put, f"{n}") for n in range(4)])
         arrived.wait(60)
         in_line(hub, 4)
-        # That of the three together, and of these the second.
+        # Fail the insert of the three together, and then that of the second alone.
         stage.faults.fail("insert", nth=1, error=StoreRefused("too large"))
         stage.faults.fail("insert", nth=3, error=StoreRefused("too large"))
         may_go_on.set()

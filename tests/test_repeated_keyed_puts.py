@@ -111,7 +111,7 @@ def test_a_put_whose_repeat_fails_as_its_row_is_tried_is_put_by_the_next(
         queue.put(message)
     [message] = error.value.messages
     if is_free:
-        # What is left of the try is dropped, and not taken for a message that has run.
+        # The next put drops the rest of the try, and does not take it for a message that has run.
         assert other.cancel(key="order-7")
         assert other.receive() == []
     assert queue.put(message).text == "first"

@@ -194,7 +194,7 @@ def test_what_nobody_was_there_for_is_passed_by_or_made_up_for(
     fired = sorted(run.drive(8))
     recent = [one for one in fired if one >= "08:08:50"]
     assert fired == [*expected, *recent]
-    # What is late by less than a minute is late, and not missed.
+    # A firing that is late by less than a minute is not missed.
     assert recent[0] == "08:09:00"
     now = queue.schedules["missed"]
     assert now.fired + now.skipped == (19 if step == "30s" else 29)
@@ -204,7 +204,7 @@ def test_a_month_of_missed_seconds_is_passed_by_in_one_turn(stage: Stage, queue:
     queue.every("1s", b"", name="dense", missed="skip")
     stage.clock.advance(30 * 86_400)
     run = Run(stage, queue)
-    # What is late by less than a minute is late, and not missed.
+    # A firing that is late by less than a minute is not missed.
     assert 60 <= len(run.drive(5)) <= 67
     assert "schedule-previous" not in run.messages[0].headers
 
@@ -298,7 +298,7 @@ def test_a_change_replaces_the_next_firing(stage: Stage, queue: Queue) -> None:
     assert run.drive(9) == ["08:00:16", "08:00:20"]
     assert [one.text for one in run.messages] == ["old", "new", "new"]
     assert now.trigger != made.trigger
-    # What was not given stays, and so does the next fire time.
+    # An option that is not given stays, and so does the next fire time.
     again = made.change(body="newest")
     assert again.next == now.next + timedelta(seconds=8)
     assert run.drive(4) == ["08:00:24"]

@@ -228,7 +228,7 @@ def test_connections_that_are_opened_and_dropped_leave_nothing(shell: Shell) -> 
             one = socket.create_connection(("127.0.0.1", server.port), 60)
             one.sendall(ways[number % len(ways)])
             if number % 2:
-                # By a reset.
+                # This socket's close sends a reset.
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             held.append(one)
         for one in held:
@@ -246,7 +246,7 @@ def test_a_socket_of_systemd_is_taken_and_connections_wait_for_the_next_server(
     shell: Shell,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as kept:
-        # As systemd does it: the socket is descriptor 3, and its process id is the server's.
+        # Start the server as systemd does: the socket is descriptor 3, LISTEN_PID is the server's.
         code = (
             "import os, sys; os.dup2(int(sys.argv[1]), 3); "
             "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'}; "

@@ -83,7 +83,7 @@ def test_a_server_that_ends_answers_open_polls_with_nothing(shell: Shell) -> Non
 
 
 def test_a_body_behind_an_offer_of_http_2_arrives(shell: Shell) -> None:
-    # As Java's HttpClient offers it.
+    # Java's HttpClient sends this offer.
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "A"}
     with serving(shell) as server, server.connected() as client:
         body = b'{"QueueName": "mail"}'

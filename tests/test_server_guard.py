@@ -114,7 +114,7 @@ def test_each_process_refuses_by_each_api_what_a_key_does_not_allow(pair: Pair) 
         ask = partial(pair.ask, server)
         strong, weak = bearer(pair.strong.token), bearer(pair.weak.token)
         receive = f"{MAIL}/receive"
-        # What is allowed.
+        # Allowed calls.
         assert ask("POST", "/", RECEIVE, **pair.sign(RECEIVE)) == 200
         assert ask("POST", receive, b"{}", **strong) == 200
         assert ask("POST", pair.url(receive, 100), b"{}") == 200
@@ -274,7 +274,7 @@ async def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_oth
         await api.done("PUT", path, {"dead": f"{name}.dead"}, key)
         assert (await api.ask("PUT", path, {"dead": "lost"}, key)).status == 403
         assert (await api.ask("PATCH", path, {"dead": "lost"}, key)).status == 403
-        # As another key may have set it.
+        # A user of another key may have set this.
         api.db.queue(name).alter(dead="lost")
         for method, more in (("GET", ""), ("DELETE", ""), ("DELETE", "/" + "a" * 32)):
             assert (await api.ask(method, f"{path}/dead{more}", headers=key)).status == 403
@@ -339,7 +339,7 @@ async def test_a_policy_gives_no_more_than_a_key_of_the_other_account_has(api: A
     assert (await api.sqs("ReceiveMessage", reader, QueueUrl=mail)).status == 200
     got = await api.sqs("SendMessageBatch", strong, QueueUrl=mail, Entries=[entry])
     assert got.status == 200
-    # What only the queue's own account may do, and what a batch of what is denied would do.
+    # Calls that only the queue's own account may make, and batches of denied calls.
     dropped = {"Id": "a", "ReceiptHandle": "x"}
     for action, fields in (
         ("DeleteQueue", {}),

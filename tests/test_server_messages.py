@@ -92,7 +92,7 @@ async def test_a_body_is_text_bytes_or_json(
     [peeked] = (await api.done("GET", MAIL + "/messages"))["messages"]
     [message] = api.db.queue("mail").peek()
     if stored is None:
-        # As the client wrote it.
+        # The body is as the client wrote it.
         assert peeked["body"] == message.text == '{"b": [1.0, null], "a": "\\u00e9"}'
     else:
         assert message.body == stored

@@ -32,7 +32,7 @@ async def test_a_queue_is_made_brought_to_its_settings_and_dropped(api: Api) -> 
     assert got.json["settings"]["history"] == "off"
     assert (await api.done("PATCH", MAIL, {"lanes": "auto"}))["settings"]["lanes"] == "auto"
     assert await api.done("GET", MAIL) == await api.done("PUT", MAIL)
-    # What an answer says of a queue can be given again.
+    # The settings in an answer can be sent back.
     await api.done("PUT", MAIL, (await api.done("GET", MAIL))["settings"])
     await api.done("DELETE", MAIL)
     assert (await api.ask("GET", MAIL)).status == 404

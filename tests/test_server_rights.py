@@ -114,7 +114,7 @@ async def test_a_key_is_made_rotated_and_revoked_and_its_secret_is_shown_once(ap
     got = await api.ask("POST", keys, {"levels": "r"}, weak)
     assert (got.status, "more than it has" in got.json["detail"]) == (403, True)
     done = (await api.done("GET", "/v1/actions", headers=admin))["actions"]
-    # Those of one millisecond have no order.
+    # Records of one millisecond have no order.
     assert sorted((one["what"], one["outcome"]) for one in done) == [
         ("create", "done"),
         ("key add", "AccessDenied"),
@@ -186,7 +186,7 @@ async def test_what_changes_or_removes_something_is_recorded_without_bodies(api:
     await api.done("POST", MAIL + "/purge")
     await api.done("DELETE", MAIL)
     got = await api.ask("GET", "/v1/actions")
-    # Those of one millisecond have no order.
+    # Records of one millisecond have no order.
     assert sorted((one["what"], one["object"], one["outcome"]) for one in got.json["actions"]) == [
         ("alter", "mail", "done"),
         ("cancel", "mail k", "Refused"),

@@ -265,7 +265,7 @@ def test_a_history_that_is_kept_longer_is_whole_from_then_on() -> None:
     [less] = alter(made, {"history": "1h"}, week_ms)
     assert less.history_from_ms == made.history_from_ms
     [more] = alter(less, {"history": "2d"}, week_ms)
-    # What was recorded until others follow goes after an hour.
+    # Until other processes know, records are kept an hour: the history is whole 5 s later.
     assert more.history_from_ms == week_ms + 5_000
     [same] = alter(more, {"lanes": 2}, 2 * week_ms)
     assert same.history_from_ms == more.history_from_ms

@@ -29,7 +29,7 @@ class Busy:
         self.number = 0
         self.beat(lanes=())
         self.engine: Engine = Consumer(self.queue, Recorder(stage.clock), threads=1)._engine
-        # As where a handler's thread has come for a message before.
+        # Like a consumer one of whose handler threads has asked for a message before.
         self.engine.ready.waiters.is_threaded = True
         self.engine.step()
         self.lanes = sorted(self.engine.memory.lanes)
@@ -359,7 +359,7 @@ def test_a_slot_that_a_step_finds_free_too_early_is_told_by_another_10_ms_after_
 ) -> None:
     busy = Busy(stage)
     freed_us, far_us = stage.clock.boot_us(), stage.clock.boot_us() + 1_000_000
-    # As a handler's thread does that begins to wait.
+    # A handler's thread that begins to wait makes this call.
     busy.engine.ready.on_wait()
     busy.step(0.003)
     assert busy.engine.news._until_us(far_us) == freed_us + 10_000
@@ -379,7 +379,7 @@ def test_a_slot_that_has_ended_what_it_was_given_is_told_at_once_though_no_surpl
     stage.drive(consumer, seconds=1)
     told = heartbeats(stage._store, "mail")[consumer._engine.home.member]
     assert told.free == 1
-    # As a member does that shares a row in the step that has read it.
+    # A member does so that shares a row in the step that has read it.
     now_ms, now_us = stage.clock.now_ms(), stage.clock.now_us()
     shard = queue._home.register.layout.shard(now_ms, told.lanes[0])
     since_ms = now_ms - 200 if shared else None

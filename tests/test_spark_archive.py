@@ -111,7 +111,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     kept.put(3, range(30))
     kept.put(2, range(20))
     kept.put(1, range(10))
-    # Of today, which is not over.
+    # A message of today, which is not over.
     kept.put(0, range(1))
     kept.end(3, range(30))
     plan = archive.plan(kept.queue, str(path))
@@ -145,7 +145,7 @@ def test_a_day_is_archived_once_and_again_only_where_it_differs_and_never_made_l
     stored = kept.queue.spark.read.parquet(str(path))
     assert (stored.count(), stored.select("row_id").distinct().count()) == (60, 60)
     assert [day["messages"] for day in report.to_json()["written"]] == [20, 10]
-    # What outlives its retention is dropped from the history, and not from the archive.
+    # A record past its retention is dropped from the history, and stays in the archive.
     kept.end(3, range(30, 31))
     kept.forget(kept.entry(3, 1))
     for number in range(10):
@@ -212,7 +212,7 @@ def test_only_days_that_are_over_and_whole_are_archived(kept: Kept) -> None:
     assert list(archive.days_over(register, later_ms, None, None)) == days[:3]
     assert list(archive.days_over(register, later_ms, "36h", None)) == days[2:3]
     assert list(archive.days_over(register, later_ms, None, "36h")) == days[:1]
-    # Of the day in which it was turned on it is whole as far as there is one.
+    # If the history was turned on during a day, the next day is the first whole one.
     kept.be_kept_from((kept.today - 2) * DAY_MS + 5)
     assert list(archive.days_over(kept.queue.register(), later_ms, None, None)) == days[1:3]
     kept.be_kept_from((kept.today - 20) * DAY_MS + 5)

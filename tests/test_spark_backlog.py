@@ -229,7 +229,7 @@ def after(minutes: float) -> int:
         ([minute(-5, 120)], 1, Outlook(after(2), after(2), (after(-5), 6 * MINUTE_MS))),
         # Half of a minute is free before the next one comes.
         ([minute(-1, 30), minute(1, 6)], 1, Outlook(after(0.5), after(2), (after(-1), 30_000))),
-        # What comes due meanwhile is worked off too before it has caught up.
+        # The queue has caught up once the messages that come due meanwhile are done too.
         (
             [minute(-1, 120), minute(1, 60), minute(9, 1)],
             1,

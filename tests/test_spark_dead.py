@@ -143,7 +143,7 @@ def test_what_has_a_key_is_put_back_under_it_or_stays_where_others_have_it(stage
     run = a_run(stage)
     done = do(actor(queue._home.store, stage.clock, run), positions)
     assert (done.rows, done.doubtful, done.doubtful_ids) == (3, 1, ("order-2",))
-    # Of a try that is repeated nothing is put back twice.
+    # A repeated try puts no message back twice.
     assert do(actor(queue._home.store, stage.clock, run), positions) == done
     assert [message.id for message in queue.dead.peek()] == ["order-2"]
     assert queue.put("x", key="key-2").id == there.id
@@ -203,7 +203,7 @@ def test_a_task_that_dies_at_any_call_is_tried_again_and_each_message_runs_once(
             while done is None:
                 with suppress(StoreError):
                     done = do(actor(store, stage.clock, run), positions)
-                # What was put back by then is delivered and finished before the next try.
+                # The messages put back so far are delivered and finished before the next try.
                 told += consumed(stage, queue)
             assert sorted(told) == sorted(ids)
             assert done == WriteTally(30)

@@ -127,7 +127,7 @@ def test_rows_due_before_their_piece_was_begun_are_placed_then_by_every_try(
     here.write(rows)
     first = here.stored()
     here.clock.advance(100)
-    # As if the first try had been killed before it wrote down that it was done.
+    # Now it looks as if the first try had been killed before it wrote its line.
     entry = here.run.entry(here.register.name, "0/0")
     if not here.here.store.is_local:
         _forget_line(here, entry)
@@ -195,7 +195,7 @@ def test_a_try_over_an_hour_later_reports_what_is_in_doubt_and_writes_none_of_it
         return
     by_due = sorted(rows, key=lambda row: row.due_ms)
     runs.begin(store, here.run.entry(here.register.name, "0/0"), here.clock.now_ms())
-    # Of the try that was killed two are written, and one of them was finished since.
+    # The killed try had written two rows; one of the two messages was finished since.
     store.insert(by_due[:2])
     here.settler.ledger.enter(by_due[:2])
     here.finish(by_due[:1])
@@ -398,7 +398,7 @@ def test_pieces_are_the_same_however_rows_come_and_each_message_is_in_one(
 def test_no_more_is_held_than_a_piece_has_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "PIECE_BYTES", 1_000)
     cutter, rows = Cutter("0"), _numbered(100, b"x" * 300)
-    # What comes twice is held once.
+    # A row that comes twice is kept in memory once.
     doubled = [row for row in rows for _ in range(3)]
     cut = 0
     for number, row in enumerate(doubled):
@@ -451,7 +451,7 @@ def test_a_rate_holds_over_pieces_of_any_size() -> None:
         pace.spend(rows)
     # The last piece has just begun: the 500 before it took 5 s.
     assert clock.boot_us() - begun_us == 5_000_000
-    # What was not used is not made up for.
+    # An idle minute earns no extra rate.
     clock.advance(60)
     for rows in (100, 0, 100):
         pace.wait()

@@ -476,7 +476,7 @@ def test_a_store_may_be_named_by_a_variable(
     monkeypatch.setenv("SHARDQ_STORE", url)
     source = ShardqDataSource({"queue": queue.name, "columns": "lane"})
     assert source.schema() == "`lane` INT NOT NULL"
-    # What travels to other processes names the variable alone.
+    # The options sent to other processes have the name of the variable, not its value.
     assert Options.of_reader({"queue": queue.name}).store == "env:SHARDQ_STORE"
 
 

@@ -92,7 +92,7 @@ def test_tasks_that_are_killed_write_the_same_rows_and_what_is_finished_stays_fi
     assert here.rows() == wanted
     assert plan._line("report") | {"bytes": 0} == {
         "rows": ROWS,
-        # What the killed tasks had written.
+        # The rows that the killed tasks had written.
         "found": plan._line("report")["found"],
         "duplicates": len(people.collect()) - ROWS,
         "bytes": 0,

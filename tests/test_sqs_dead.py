@@ -88,7 +88,7 @@ def test_a_dead_message_names_a_source_whose_name_is_long() -> None:
             assert len(client.receive_message(QueueUrl=url)["Messages"]) == 1
             clock.advance(31)
             assert "Messages" not in client.receive_message(QueueUrl=url)
-        # By another server, which nobody has asked for the source.
+        # Ask another server, which has not heard of the source queue.
         with hosted(application(db)) as at:
             client = sqs_at(at, region=region)
             [got] = client.receive_message(QueueUrl=dead, AttributeNames=["All"])["Messages"]
@@ -229,7 +229,7 @@ def test_another_server_continues_a_task_whose_server_has_died() -> None:
             fill(place, url, 3)
             place.pass_by(1)
             assert place.got(url) == []
-        # As a server leaves it that has died in the middle of a task.
+        # A server that died in the middle of a task leaves this record.
         now_ms = clock.now_ms()
         task = MoveTask(id="a", begun_ms=now_ms, at_ms=now_ms, moved=1, total=4)
         Endpoints(db._home.store).change(
@@ -408,7 +408,7 @@ def test_a_task_moves_what_was_sent_just_before_its_start(sqs: Place) -> None:
     sqs.make("other")
     names = ["ApproximateNumberOfMessages"]
     sqs.get_queue_attributes(QueueUrl="dead", AttributeNames=names)
-    # As another process does.
+    # Another process puts without this server's knowledge.
     sqs.db.queue("dead").put_many(["a", "b"])
     sqs.start_message_move_task(SourceArn=f"{ARN}dead", DestinationArn=f"{ARN}other")
     assert ended(sqs)["ApproximateNumberOfMessagesMoved"] == 2

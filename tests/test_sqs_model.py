@@ -191,7 +191,7 @@ class Run:
             assert message["Attributes"]["ApproximateReceiveCount"] == f"{one.receives}"
             got.append(one)
         if model.is_fifo:
-            # Of a group the first ones, in order.
+            # The received messages of a group are its first ones, in order.
             for group in {one.group for one in got}:
                 mine = [one for one in got if one.group == group]
                 all_of = [one for one in model.live if one.group == group]
@@ -214,7 +214,7 @@ class Run:
         one = model.handles[handle]
         answer = await self.ask("DeleteMessage", ReceiptHandle=handle)
         if one in model.spent:
-            # As long as no receive has met it, it is there.
+            # The message exists until a receive meets it.
             if "refused" not in answer:
                 model.spent.remove(one)
             return

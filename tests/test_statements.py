@@ -179,7 +179,7 @@ def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
 def module_texts(keyspace: str, *modules: ModuleType) -> set[str]:
     """Constants that are put together of others when their modules are imported."""
     names = [(name, value) for module in modules for name, value in vars(module).items()]
-    # What a prompt showed last is among the built-in names, and may hold itself.
+    # The built-in names contain a prompt's last result, which may contain itself.
     values = [value for name, value in names if name != "__builtins__"]
     return {text.replace("{}", keyspace) for text in texts_in(values)}
 
@@ -245,7 +245,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     }
     # Nothing is ever put there: it makes the others of its batch conditional on a row. And of
     # totals, whole rows are written by the one or the other: that of the folded row by LWT.
-    # Of schedules, those of the buckets by LWT, and the notes in the bucket after them plainly.
+    # Schedules: LWTs write the buckets, plain writes the notes in the bucket after them.
     # Minutes are listed and erased beside a condition on the lane's lease.
     listing = {leases._LIST, leases._UNLIST}
     of_totals = {text for text in changes if "{}.stats " in text}

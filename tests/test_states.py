@@ -137,7 +137,7 @@ def test_a_consumer_all_of_whose_handlers_hang_is_seen_before_their_visibility_i
     [one] = looked(db)
     assert "all handlers, 2, have run for longer than 30s; 1 message ready" in one.text
     assert "reader runs first for 45s, second for" in one.text
-    # Whoever says how long a handler may run has said so for all of them.
+    # A given `run_ms` holds for all handlers.
     assert found(db, run_ms=60_000) == [(StateName.OK, Severity.OK)]
 
 

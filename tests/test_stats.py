@@ -102,7 +102,7 @@ def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
 
         def overtake() -> None:
             other.start()
-            # As long as it has to wait for this one, it cannot end.
+            # The other thread cannot end while it waits for this one.
             other.join(0.2)
 
         stage.faults.call("note stats", overtake, after=False)
@@ -231,7 +231,7 @@ def test_how_far_ahead_anything_was_placed_is_stored() -> None:
         [message] = queue.receive(1)
         queue.snooze(message, "3h")
         assert 10_800 <= ahead_s() <= 11_100
-        # What callers of `receive` have not had, once they hold no lanes any more.
+        # The consumer gets the message once the receiver holds no lanes any more.
         queue._receiver.close()
         consumer = Consumer(queue, lambda _: snoozed("4h"))
         stage.drive(consumer, seconds=2)

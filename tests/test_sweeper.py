@@ -230,7 +230,7 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
     write(stage, queue, stage.clock.now_ms() - 20, b"first", group="g")
     write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
     stage.clock.advance(0.25)
-    # As after reads that have failed.
+    # Failed reads make pages this short.
     engine.pages.page_rows = 1
     engine.reader.poll(back_ms=500)
     engine.pages.page_rows = 100

@@ -382,7 +382,7 @@ def test_a_batch_may_return_an_outcome_for_each_of_its_jobs(local: App, is_async
             "wrong": Bury("wrong"),
             "broken": ValueError("broken"),
         }
-        # As asyncio.gather(.., return_exceptions=True) gives them.
+        # asyncio.gather(.., return_exceptions=True) returns such a list.
         return [outcomes.get(one) if ran.count(one) < 2 else 7 for one in texts]
 
     async def awaited(texts: list[str]) -> Any:
@@ -492,7 +492,7 @@ def test_a_job_of_an_unknown_task_leaves_the_lane_whose_worker_does_not_know_it(
     with working(app, report=ends.append):
         wait_for(lambda: len({end.id for end in ends}) == 2, "both")
     after = {one.id: one._row.shard.lane for one in queue.peek()}
-    # Whose lane is crc32 of its group: it waits for another reader of that.
+    # The lane of the first follows from its group, so it stays and waits for another reader.
     assert after["of-g"] == before["of-g"]
     assert after["of-None"] != before["of-None"]
 
@@ -731,7 +731,7 @@ def test_a_worker_knows_a_task_by_the_name_of_a_program_in_a_directory_that_is_n
     with importlib.import_module("parts.jobs").app as app:
         assert [(one.task, one.state) for one in worked(app)] == [("parts.jobs.send", "done")]
         importlib.import_module("others.jobs")
-        # Of two that may be meant it is neither.
+        # If two tasks may be meant, neither is taken.
         with pytest.raises(UsageError, match=r"there is no task 'jobs\.send'"):
             app.job("x", task="jobs.send")
         with pytest.raises(UsageError, match=r"did you mean 'others.jobs.send'\?"):

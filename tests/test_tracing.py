@@ -423,7 +423,7 @@ def test_requests_of_one_batch_keep_their_own_traces(tracing: Tracing) -> None:
             await api.done("PUT", "/v1/queues/mail")
 
             async def ask(number: int) -> tuple[int, int]:
-                # As an instrumented application has it, which this one is mounted into.
+                # An instrumented application into which this one is mounted has such a span.
                 with tracing.within(f"request {number}") as span:
                     await api.done("POST", "/v1/queues/mail/messages", {"body": str(number)})
                 return place(span.get_span_context())
@@ -450,7 +450,7 @@ def test_sqs_keeps_the_trace_of_its_own_and_takes_that_of_an_attribute(sqs: Plac
     sqs.send_message(
         QueueUrl=url,
         MessageBody="a",
-        # As instrumented clients send it.
+        # Instrumented clients send this attribute.
         MessageAttributes={"traceparent": {"DataType": "String", "StringValue": PARENT}},
         MessageSystemAttributes={"AWSTraceHeader": {"DataType": "String", "StringValue": root}},
     )
@@ -550,7 +550,7 @@ def test_a_handler_and_the_line_of_its_failure_have_ids_without_traces(kept: Kep
 
 
 def test_without_an_sdk_nothing_is_made_and_a_given_trace_is_passed_on_with_parent() -> None:
-    # As the API has it where no SDK is set; the process of this test may have one.
+    # The API's provider without an SDK; the process of this test may have an SDK.
     provider = trace.NoOpTracerProvider()
     for parent, wanted in ((False, {}), (True, {"traceparent": PARENT})):
         traces = Traces(parent=parent, tracer_provider=provider)

@@ -261,7 +261,7 @@ def test_two_consumers_of_a_queue_rest_as_soon_as_nothing_waits_for_either(
     before = sum(sandbox.faults.calls.values())
     sandbox.drain()
     assert all(runs.values())
-    # Of each that goes on at its own pace there are over 30,000.
+    # There would be over 30,000 calls if each kept its own pace.
     assert sum(sandbox.faults.calls.values()) - before < 4_000
 
 

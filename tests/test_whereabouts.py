@@ -30,7 +30,7 @@ def state_of(queue: Queue, message: Message | str) -> State:
     if state.has_ended:
         assert found is None
     else:
-        # What is still to be delivered says the same of itself.
+        # A look-up by id reports the same for a message that is still to be delivered.
         assert (found.state.where, found.state.behind) == (state.where, state.behind)
     return state
 

@@ -135,7 +135,7 @@ def ends_of(shell: Shell, tasks: Sequence[str], *more: str, url: str | None = No
     """Put a job of each of these tasks among others that can be done, and run all of them."""
     write_app(shell.directory, APP)
     with connect(url or shell.url) as db:
-        # What still runs at the deadline comes again after the visibility.
+        # Jobs that still run at the deadline are delivered again after the visibility.
         queue = db.queue(QUEUE, lanes=2, attempts=20, visibility="2s")
         for n in range(FINE):
             task = "app.fine" if n % 2 else "app.also_fine"
@@ -157,7 +157,7 @@ def check_others(ends: Ends) -> None:
     """All jobs that can be done were, and the worker has said that others died."""
     assert ends.done.code == Exit.DIED, ends.done
     assert {str(n) for n in range(FINE)} <= ends.ran.keys()
-    # Those of jobs are below their lines, on stdout.
+    # Tracebacks of jobs are below the jobs' lines, on stdout.
     assert "Traceback" not in ends.done.err
 
 

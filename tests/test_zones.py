@@ -137,7 +137,7 @@ def test_a_day_that_does_not_exist_is_moved_onto_the_next_and_fires_once() -> No
 def test_text_and_fields_of_a_cron_fire_alike_where_an_hour_comes_twice(
     minute: str, hour: str, expected: list[str]
 ) -> None:
-    # As cron(8): at both where minutes or hours begin with an asterisk.
+    # Like cron(8), fire at both times if minutes or hours begin with an asterisk.
     begin = due_ms("2027-10-31T00:00Z") - 1
     fields = CronTrigger(minute=minute, hour=hour, timezone="Europe/Berlin")
     for trigger in (

@@ -87,7 +87,7 @@ class InFile(World):
         store.open()
         self.stores.append(store)
         connection = Connection(store, self.hands.shifted(0), background=False)
-        # What has crashed does not come back at the end of this process.
+        # A crashed connection must not be closed at the end of this process.
         atexit.unregister(connection.close)
         return connection
 

@@ -68,7 +68,7 @@ def backlogs(
     limit = queue_limit_of(register.settings.queue_limit)
     until_ms, read = now_ms, 0
     if lanes is None and limit.paused:
-        # What a pause holds back may be anywhere, and may have been moved.
+        # The messages that a pause holds back may be in any lane, and may have been moved.
         until_ms = now_ms + AWAY_MS
     elif lanes is None:
         lanes = layout.lanes_of_groups()

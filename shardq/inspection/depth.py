@@ -119,7 +119,7 @@ class _CountedRows:
             far: Messages beyond the counted rows, by the totals.
             exact: True if every row was counted.
         """
-        # Of the reported deliveries, a parked one is a claim by now, and a settled one is gone.
+        # A reported delivery may be parked by now, and a claim, or settled, and gone.
         running = min(running, self.due)
         return Depth(
             self.due - running, self.later - self.claims + far, self.claims + running, exact

@@ -241,7 +241,7 @@ class Settler:
                 if again := names_there.again(standing, own[0].new):
                     placings.append(again)
             elif standing.state.is_absent:
-                # Of several messages that died under one name, the last one gets the name.
+                # If several messages died under one name, the last one gets the name.
                 last = [move for move in wanted if move.old in standing.key.places]
                 chosen[name] = (last or wanted)[0]
                 placings.append(names_there.placing(chosen[name].new, standing))

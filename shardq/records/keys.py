@@ -190,8 +190,8 @@ class MessageKeys(KeyChanges):
             unsure = [
                 name
                 for name, one in judged.items()
-                # Or the row of a message that follows was not found, and the standing is that of
-                # the followed one.
+                # Or the row of a message that is to follow another was not found, and the standing
+                # is that of the other message.
                 if key_misses_row(one) or one.key is not left[name]
             ]
             again = self.look(unsure)

@@ -112,7 +112,7 @@ class BulkJobs(ServerJobs[Wish, BulkJob]):
             queue = await self.site.served.queue(name)
             async with self.lock(name):
                 places = await self._find(job, queue)
-                # Those that died first are put back first.
+                # Put the messages that died first back first.
                 places.reverse()
                 for part in spans(range(len(places)), min(job.wish.rate or _BATCH, _BATCH)):
                     await self._batch(job, queue, places[part.start : part.stop])

@@ -195,7 +195,7 @@ class Policy:
         """True if a run that failed with this error is not retried."""
         if self.retry_on is None and not self.bury_on:
             return False
-        # Of the error's classes, the nearest one that an option names decides.
+        # The nearest class of the error that an option names decides.
         for name in error_names(type(error)):
             if name in self.bury_on:
                 return True

@@ -137,7 +137,7 @@ class FrameColumns:
             `group` and `headers` where rows differ in them.
         """
         reasoned = self._read(frame).withColumn(REASON, self._reason(run, layout))
-        # What is wrong may not fit the arithmetic either.
+        # A wrong value may not fit the arithmetic below.
         is_good = F.col(REASON).isNull()
         band = F.when(is_good, F.col("priority")).otherwise(0)
         due_ms = F.when(is_good, x.due_ms(F.col("moment")))

@@ -59,7 +59,7 @@ def read(error: Exception) -> ShardqError:
     """The error of shardq behind an error of Spark."""
     from pyspark.errors import AnalysisException
 
-    # What PySpark has no class for is Py4J's, after a line about its own call.
+    # PySpark has no class for some errors: Py4J raises them, after a line about its call.
     text = re.sub(r"\AAn error occurred while calling .*\n: [\w.$]+(?:: )?", "", str(error))
     name, told = _raised(text)
     kind = getattr(errors, name.removeprefix(_OURS), None) if name.startswith(_OURS) else None

@@ -75,7 +75,7 @@ def load(
     priorities = sorted({priority for _, counts in bars for priority in counts})
     if not any(sum(counts.values()) for _, counts in bars):
         return _empty(figure, axes, "no messages")
-    # Of many only the ends of their scale of colours are named.
+    # If there are many, name only the ends of their scale of colours.
     named = priorities if len(priorities) <= len(_SERIES) else (priorities[0], priorities[-1])
     starts = [start_ms / _DAY_MS for start_ms, _ in bars]
     width = width_ms / _DAY_MS
@@ -355,7 +355,7 @@ def _times(axes: Axes, left: float, right: float, width: float) -> None:
     """An axis of time, in days since 1970, that names the date once; room for ten bars at least."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-    # Neither has types in matplotlib 3.11.
+    # matplotlib 3.11 has no types for the two classes.
     locator: Any = AutoDateLocator(minticks=3, maxticks=9, tz=UTC)  # type: ignore[no-untyped-call]
     names: Any = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)

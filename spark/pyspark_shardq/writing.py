@@ -428,7 +428,7 @@ def laid_out_rows(
 
 def _listed(column: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(column.type):
-        # As integers: datetimes would take 100 times as long.
+        # Convert to integers: datetimes would take 100 times as long.
         column = column.cast(pa.int64())
     return list(column.to_pylist())
 

@@ -84,7 +84,7 @@ class Viewer:
         is_right = answer.status < 500 if status is None else answer.status == status
         assert is_right, (url, answer.status)
         if answer.status >= 400:
-            # Of a page that is not there the browser complains by itself.
+            # The browser itself complains about a page that does not exist.
             self.problems = [one for one in self.problems if not one.startswith("Failed to load")]
         if self.has_script and self.page.locator("#live[data-stream]").count():
             self.page.locator("#followed").wait_for()

@@ -298,7 +298,7 @@ class Scheduler:
         except Killed:
             pass
         finally:
-            # What else it ended by comes out of `run`.
+            # Any other exception of the fiber is raised by `run`.
             fiber.process.fibers.pop(fiber.number, None)
             for waiter in fiber.waiters:
                 self.wake(waiter)

@@ -356,7 +356,7 @@ class Case:
     def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
         """True for each purge that may have deleted, by `us`, what entered at `entered_us`."""
         for purge in self.history.purges:
-            # Of a purge without an answer only the time of its call is known.
+            # Only the time of the call is known for a purge without an answer.
             now_us = self.history.wall_us(purge.ended_us or us)
             before_us = purge.before_us or now_us + DRIFT_US
             yield entered_us < before_us and purge.begun_us <= us

@@ -37,9 +37,9 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     # A large row is moved in two steps: an insert, then a delete, repeated until it is stored.
     plan = case.history.plan
     is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
-    # So is a message with a key: its place is noted between the steps.
+    # A message with a key moves in steps too: its place is noted between the steps.
     is_large |= new.row.key is not None
-    # So is a message that leaves its queue with a history: its end is recorded in between.
+    # So does a message that leaves its queue with a history: its end is recorded in between.
     is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     # All others are moved in one call, which no crash can divide.
     if is_large and case.crashed(name, new.at_us, end_us):

@@ -62,7 +62,7 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     f"m{first.token} of its group ran",
                     second.token,
                 )
-        # Of a redelivered message the new delivery counts; `duplicated` judges if it was allowed.
+        # The new delivery of a redelivered message counts; `duplicated` judges if it was allowed.
         held = [*(one for one in held if one.token != second.token), second]
 
 

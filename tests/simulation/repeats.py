@@ -426,7 +426,7 @@ def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
     What had ended by then is settled at once, where its process is not kept from that as well.
     """
     if case.has_come_back(first.token, first.begun_us, second.begun_us):
-        # Whoever found the claim due has buried it, and what is put back is a row of its own.
+        # A reader that found the claim due has buried it; a redrive made a new row from it.
         line = case.written(first.token)
     else:
         line = [case.history.written[row_id] for row_id in case.line_of(second.row.id)]

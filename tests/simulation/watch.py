@@ -302,7 +302,7 @@ class Watch:
 
     def _on_move(self, moves: Sequence[RowMove]) -> None:
         for move in moves:
-            # What was edited in place is another row to the judge, and moved as that.
+            # The judge takes a row that was edited in place for another row, so this is its move.
             is_mail = move.new.shard.queue == QUEUE
             old = self._latest.get(move.old.id, move.old) if is_mail else move.old
             self.history.came_from[move.new.id] = old.id

@@ -506,7 +506,7 @@ class World(Registrar):
         if self._repeat(partial(self._queue.pause, group=group)):
             self.history.reached.add("paused" if group is None else "group paused")
         self.simulation.sleep(event.seconds)
-        # Whoever has set other limits of groups meanwhile has ended the pause.
+        # A call that has set other limits of groups meanwhile has ended the pause.
         with suppress(BadSetting):
             self._repeat(partial(self._queue.resume, group=group))
 

@@ -76,7 +76,7 @@ def test_a_lapsed_lease_goes_to_who_has_seen_its_holder(
     assert lease(store, shard, "lock-2", holder="two", seen=None) == unclean
     assert lease(store, shard, "lock-3", holder="two", seen="three") == unclean
     assert lease(store, shard, "lock-4", holder="two", seen="one") == LeaseState("lock-4", "two", 9)
-    # What the late one still does is without effect.
+    # Calls of the late holder have no effect.
     assert store.renew({shard: "lock-1"}, LONG_MS) == set()
     store.release({shard: "lock-1"})
     assert lease_states(store, [shard]) == {shard: LeaseState("lock-4", "two", 9)}

@@ -381,7 +381,7 @@ def test_rows_go_with_the_changes_that_are_applied_and_with_no_other(
         ((queue,), (7, "b")),
     }
     assert read_back(store, rows) == [rows[1], rows[2], rows[4]]
-    # What is done once more is the very same.
+    # A repeat of the changes changes nothing.
     assert len(store.write_records(STATS, asked)) == 2
     assert read_back(store, rows) == [rows[1], rows[2], rows[4]]
 
@@ -553,7 +553,7 @@ def test_a_record_ends_with_its_time_to_live_and_leaves_no_row(
     late = change("a", {"state": "free"}, all_of("waits"))
     assert named.write_records(NAMES, [late]) == {late.place: {"state": None}}
     assert named.write_records(NAMES, [change("a", {"state": None}, all_of("new"))]) == {}
-    # What is written for ever outlives what was written for a while.
+    # A value without a TTL stays, though an earlier one had a TTL.
     more = [
         change("b", {"state": "waits"}, all_of("free"), ttl_ms=TTL_MS),
         change("b", {"state": "free"}, all_of("waits")),

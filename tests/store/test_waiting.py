@@ -72,7 +72,7 @@ def test_who_does_not_hold_the_lane_changes_nothing_of_its_list(store: Store, la
         assert not store.list_minutes(lane, "l-2", listed, erased)
     store.release({lane: "l-1"})
     assert not store.list_minutes(lane, "l-1", {8: BASE_MS}, [7])
-    # What is listed outlives the lease: it is for whoever takes it next.
+    # The list outlives the lease: the next holder reads it.
     assert store.waiting(lane.queue, [LANE]) == {LANE: {7: BASE_MS}}
     lease(store, lane, "l-3", holder="next")
     assert store.list_minutes(lane, "l-3", {8: BASE_MS})

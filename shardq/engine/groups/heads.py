@@ -93,7 +93,7 @@ class WaitingHeads:
         while self._long and (is_short or self._long[0][0] <= until_us):
             _, number, group, head, is_left = self._long.popleft()
             if group.heads.get(head) == number:
-                # Of several heads the first wait to end is not known here.
+                # For a group of several heads, the wait that ends first is not known here.
                 is_left = is_left and len(group.heads) == 1
                 self.far += not is_left
                 yield group, head, number if is_left else 0

@@ -127,7 +127,7 @@ class Group:
             return False
         if place > self.last:
             if not self.has_room(room):
-                # Of a group that is paused none was kept: its first row is left.
+                # No row of a paused group was kept: its first row is left in the store.
                 if self.last[0] < 0:
                     self.last = place[0] - 1, LAST
                 self.after = self.last

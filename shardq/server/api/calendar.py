@@ -231,7 +231,7 @@ def _count(queue: SyncQueue, *, horizon_ms: int, by: By, zone: tzinfo) -> _Ahead
     firings = book.firings if by is By.MINUTE else by_cell
     calendar = counter.count(grid.at_ms, grid.until_ms, firings)
     loads = grid.loads(calendar.minutes)
-    # By minute they are kept as they are; else a queue would hold 500,000 of them for a year.
+    # Keep the loads by cell: by minute, a queue would hold 500,000 of them for a year.
     coarse = {cell.start_ms: load for cell, load in sorted(loads.items()) if load.total}
     kept = replace(calendar, minutes=coarse)
     load = kept.load

@@ -471,7 +471,7 @@ async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
     name, queue, limit = call.place["schedule"], await call.queue(), call.query.limit
 
     def read(opened: SyncQueue) -> list[PastFiring]:
-        # As `Queue.history` does: the setting may have just been changed.
+        # Reread the settings, like `Queue.history`: the history may have just been turned on.
         opened._home.register.refresh(force=True)
         ledger = opened._settler.ledger  # noqa: SLF001 - what `Queue.history` reads
         return opened.schedules._home.past(name, ledger, limit)

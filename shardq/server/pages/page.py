@@ -173,7 +173,7 @@ class Page:
         try:
             answer = await api.answer(asked, self.site, self.session.caller, VIA)
         except ShardqError as error:
-            # As with a damaged record: people read the error and how to fix it.
+            # Log and show the error, of a damaged record say: people read how to fix it.
             log.error("pages: %s %s failed: %s", method, path, error)  # noqa: TRY400 - it says all
             raise Refused(500, str(error)) from error
         assert isinstance(answer.body, bytes)  # noqa: S101 - no page follows a stream

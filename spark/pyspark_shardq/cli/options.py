@@ -73,7 +73,7 @@ class JobPlace:
         from pyspark_shardq import session
 
         if self.is_nice:
-            # What is started from here on inherits it.
+            # The Java that is started below inherits the niceness.
             os.nice(_NICE)
         is_verbose = click.get_current_context().find_root().params.get("verbose")
         asked = {"spark.log.level": "WARN"} if is_verbose else {}

@@ -529,7 +529,7 @@ class _Looks:
         """The ledger of some messages, or of all; Spark reads it only when it is used."""
         since_ms, until_ms = self._span.since_ms, self._until_ms
         first_us, last_us = self._doubt.first_us, self._doubt.last_us
-        # By entry alone: an id may have entered more than once.
+        # Only with entries as the key, because an id may have entered more than once.
         if among is not None and self._key == "entry" and first_us and last_us:
             if self._doubt.messages <= _ASKED_MAX:
                 return self._recorded(among)

@@ -366,7 +366,7 @@ def run(
 
 def per_minute(counts: DataFrame, layout: Layout) -> Iterator[MinuteLoad]:
     """The minutes of a frame of counts, ascending."""
-    # By Arrow: without it a million minutes would be a million objects.
+    # Use Arrow: otherwise a million minutes would be a million objects.
     table = (
         counts.groupBy("minute")
         .agg(
