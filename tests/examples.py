@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 EXAMPLES = int(os.environ.get("SHARDQ_TEST_EXAMPLES", "0"))
-"""So many examples of each property instead of a few."""
+"""The number of examples of each property; 0: the few of each test."""
 
 
 def bounded(examples: int, *, most: int | None = None, **more: Any) -> settings:
-    """So many examples, others in each run; a failure prints the line that repeats it.
+    """Settings for a number of examples, new in each run; a failure prints how to repeat it.
 
     Args:
         examples: How many, unless the run asks for another number.

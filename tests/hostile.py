@@ -59,7 +59,7 @@ _EXTREMES: dict[str, Any] = {
     "zero": 0,
     "a list 5,000 deep": _NESTED,
 }
-"""By names, since some cannot be printed, and Hypothesis prints what it draws from."""
+"""Name -> value. Hypothesis prints the names, because some values cannot be printed."""
 
 hostile_value = st.one_of(
     hostile_text,

@@ -132,7 +132,7 @@ def _answer(door: socket.socket) -> None:
         try:
             if words[:2] == ["-m", "pyspark_shardq"]:
                 code = _job(words[2:], directory, environment, descriptors)
-                # Nothing can be sent to it while it runs.
+                # The job takes no signals while it runs, so its pid is sent as 0.
                 asked.sendall(bytes(_NUMBER_BYTES) + code.to_bytes(_NUMBER_BYTES, "big"))
             else:
                 forked.start(words, directory, environment, descriptors, asked)

@@ -85,7 +85,7 @@ Found = float | Vector
 
 
 def increase(points: list[tuple[float, float]], from_s: float, until_s: float) -> float | None:
-    """By how much a counter grew in a range, extrapolated to its ends; None of one sample."""
+    """How much a counter grew in a range, extrapolated to its ends; None with one sample."""
     if len(points) < 2:
         return None
     grown = points[-1][1] - points[0][1]
@@ -322,7 +322,7 @@ def _reckon(
 
 
 def _quotient(work: Callable[[float, float], float], one: float, other: float) -> float:
-    """As IEEE 754 has it: 0 / 0 is no number, and compares as false."""
+    """A quotient as in IEEE 754: 0 / 0 is no number, and every comparison with it is false."""
     if work is operator.truediv and other == 0:
         return float("nan") if one == 0 else float("inf")
     return work(one, other)

@@ -20,7 +20,7 @@ LEDGER = {
     "fate": pa.string(),
     "ended": TIME,
 }
-"""Of the view `history`, what an audit needs."""
+"""The columns of the view `history` that an audit needs."""
 HISTORY = {"queue": pa.string(), **LEDGER, "attempt": pa.int32(), "member": pa.string(),
            "task": pa.string()}  # fmt: skip
 """The view `history`."""
@@ -31,7 +31,7 @@ ROWS = {
     "entered": TIME,
     "in_flight": pa.bool_(),
 }
-"""Of the view `messages`, what an audit needs."""
+"""The columns of the view `messages` that an audit needs."""
 
 
 def frame_of(

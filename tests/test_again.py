@@ -304,6 +304,6 @@ def test_a_queue_made_again_takes_new_lanes_only_where_the_old_ones_do_not_fit(
     drop(world, again)
     world.connect().queue(name, bands=16, lanes=17, minute="2s")
     drop(world, world.connect().queue(name))
-    # One band cannot have as many lanes as there were.
+    # One band cannot have as many lanes as all bands had before.
     again = world.connect().queue(name, minute="2s", bands=1, lanes=4)
     assert (again.settings.lanes_read, again.settings.first_lane) == (4, 12 + 16 * 17)

@@ -82,7 +82,7 @@ def test_a_row_that_no_read_for_many_finds_is_delivered_within_45_s(stage: Stage
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
     rest(stage, consumer, 200)
-    # Its write took longer than those reads look back.
+    # The write took longer than the reads for many queues look back.
     write(stage, queue, stage.clock.now_ms() - 5_000, b"late")
     rest(stage, consumer, 45)
     assert seen.texts == ["late"]

@@ -193,7 +193,7 @@ def test_a_copy_that_a_command_has_left_is_deleted_uncounted(stage: Stage) -> No
     names = Names(queue)
     old = names.put("order-7", delay_ms=1_000)
     command = names.move("order-7", delay_ms=5_000, body=b"new")
-    # It dies before it deletes the old row.
+    # The process dies before it deletes the old row.
     change = command.change._replace(delete=())
     assert names.keys.write([change]) == {}
     assert len(names.store.find([old.position])) == 1

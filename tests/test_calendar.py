@@ -613,7 +613,7 @@ def test_firings_counted_by_day_are_those_that_are_visited(stage: Stage, seed: i
     queue.cron("0 5 * * *", "a", name="bounded", start="2027-02-10T00:00Z", end="2027-04-01T00:00Z")
     queue.schedules["e1"].pause()
     book, at_ms = queue.schedules._home, stage.clock.true_ms() + chance.randrange(10**7)
-    # Some have been missed by then.
+    # Some fire times have been missed by then.
     grid = lay_out(at_ms, 100 * DAY_MS, By.DAY, zone_of(chance.choice(zones)))
     cells = sorted(cell for row in grid.rows for cell in row.cells if cell is not None)
     expected: Counter[int] = Counter()

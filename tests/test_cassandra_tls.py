@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER_BYTES = 9
-"""Of a frame of Cassandra's protocol: what a client sends once it trusts the node."""
+"""The header of a frame of Cassandra's protocol, sent once a client trusts the node."""
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def test_a_row_that_a_stopped_process_wrote_behind_a_seal_is_found_at_once(stage
 def test_what_killed_its_process_by_the_old_clock_is_recorded_before_it_kills_the_next(
     stage: Stage, connect: Callable[[], Connection], dies: str
 ) -> None:
-    """As its consumer had it until the clock was set back, or for a while after."""
+    """The consumer has the message until the clock is set back, or a while longer."""
     queue = connect().queue("mail", lanes=1, bands=1)
     queue.put("poison")
     if dies == "before":

@@ -501,7 +501,7 @@ def test_a_full_disk_ends_a_consumer_once_its_handlers_have_ended(
         ["Deliveries here whose outcome could not be stored: 1."] if for_good else []
     )
     assert busy.is_empty(queue) == (not for_good)
-    # Nobody has to wait for a lease to run out.
+    # No lease is left for another member to wait for.
     minutes = [busy.clock.now_ms() // 60_000 - back for back in range(3)]
     states = busy._store.lease_states([Shard("mail", minute, 0) for minute in minutes])
     assert {state.lock for state in states.values()} == {None}

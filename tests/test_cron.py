@@ -111,7 +111,7 @@ def test_a_cron_that_no_day_fits_has_no_first_time(text: str) -> None:
 
 
 INCREMENTS_MAX = 10_000
-"""Of dates that APScheduler tries in a hundred years; without a bound it tries 250,000."""
+"""APScheduler may try so many dates in a hundred years; without a bound it tries 250,000."""
 
 
 def test_a_search_in_vain_ends_within_a_hundred_years(monkeypatch: pytest.MonkeyPatch) -> None:

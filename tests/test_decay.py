@@ -1,4 +1,4 @@
-"""That a consumer which runs for long does not slow down; on Cassandra, `scripts/decay`."""
+"""A consumer that runs for long does not slow down; on Cassandra, see `scripts/decay`."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def shown(page: Path) -> str:
 
 
 def pages(*, on_cassandra: bool) -> list[Any]:
-    """Those that name a Cassandra, or those that do not, as parameters."""
+    """The pages that name a Cassandra, or the others, as parameters of tests."""
     return [
         pytest.param(page, id=shown(page))
         for page in PAGES

@@ -26,7 +26,7 @@ def members(stage: Stage, count: int, **options: object) -> list[tuple[Consumer,
 
 
 def holders(stage: Stage, consumers: list[Consumer]) -> dict[Shard, list[str]]:
-    """Who holds a lease of each shard, by what each of them believes."""
+    """Shard -> the consumers that believe to hold its lease."""
     found: dict[Shard, list[str]] = {}
     for consumer in consumers:
         for lease in consumer._engine.leases.held():

@@ -49,7 +49,7 @@ def test_a_thread_that_outlives_its_job_s_limit_is_replaced_and_told(run: Run) -
         assert isinstance(run.wait(f"stuck {n}")[1], TimeLimit)
     run.submit(me, "quick", limit_s=WAIT_S)
     assert run.wait("quick") == ("shardq-to-thread", None)
-    # Some had no thread before they were cancelled.
+    # Some calls had no thread before they were cancelled.
     run.ends.wait_until(lambda: len(run.ends.overruns) >= 2)
     for said in run.ends.overruns:
         assert said.partition(", and ")[2].startswith(

@@ -56,7 +56,7 @@ class World:
         return log
 
     def crashed(self, **counts: int) -> StatsLog:
-        """Of what it has counted all is stored, and not that it is all."""
+        """A process that stores its counts, and crashes before it stores that they are complete."""
         log = self.process()
         log.add(**counts)
         log.keep()

@@ -68,7 +68,7 @@ def test_messages_are_forwarded_in_bulk_those_due_first_in_front(world: World) -
     assert queue.forward(to=to, limit=10) == 2
     assert queue.forward(to=to, limit=10) == 0
     assert sorted(texts(to)) == ["0", "1", "2", "later"]
-    # It is due when it would have been.
+    # A forwarded message keeps its due.
     assert to.depth().waiting == 1
     assert (queue.totals().forwarded, to.totals().put) == (4, 4)
     assert queue.audit().is_even

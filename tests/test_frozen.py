@@ -31,7 +31,7 @@ def by_freezegun(**settings: Any) -> AbstractContextManager[Any]:
 
 
 def shift(tool: Any, by: timedelta) -> None:
-    """As users move time by each tool."""
+    """Move time as users of the tool do."""
     (tool.shift if hasattr(tool, "shift") else tool.tick)(by)
 
 

@@ -136,7 +136,7 @@ def test_what_waits_for_its_attempt_to_be_recorded_is_not_told_as_run(stage: Sta
     waiting, running = told
     assert (waiting.busy, waiting.running, waiting.runs) == (1, 0, ())
     assert (running.running, [message_id for message_id, _ in running.runs]) == (1, [sent.id])
-    # Not the second for which it was recorded.
+    # The time since the run began, not since it was recorded, a second later.
     assert (running.longest_ms, running.shortest_ms) == (1_000, 1_000)
 
 

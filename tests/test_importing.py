@@ -177,5 +177,5 @@ def test_the_sources_of_an_app_are_found_without_importing_it(here: Path) -> Non
     assert directory_of("ours:app") == here
     assert directory_of("shop.ours:app") == here
     assert directory_of("none") == here
-    # One that is installed elsewhere.
+    # A package that is installed elsewhere.
     assert (directory_of("pytest") / "__init__.py").samefile(pytest.__file__)

@@ -65,7 +65,7 @@ def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_set
     other.intake.keep([0], dict)
     other.reader.poll()
     assert (other.memory.known, other.memory.lanes[0].cursor_ms) == ({}, row.due_ms - 1)
-    # And it is read as soon as the shard is free.
+    # The row is read as soon as the shard is free.
     holder._engine.retire()
     holder._engine.release_idle()
     stage.clock.advance(0.3)

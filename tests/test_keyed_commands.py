@@ -140,7 +140,7 @@ def test_one_that_runs_is_asked_to_stop_and_never_begins_again(world: World) -> 
     assert keys_of(queue).look(["order-7"])["order-7"].state == state
     assert keys_of(queue).is_cancelled(row)
     assert not may_begin(queue, step(queue, row, 0))
-    # It only waits to be dropped.
+    # The message only waits to be dropped.
     assert queue.get("order-7") is None
     assert queue.cancel(key="order-7") is Answer.NOT_THERE
     assert queue.move("order-7", delay="2h") is Answer.NOT_THERE
@@ -390,7 +390,7 @@ def test_find_by_key_visits_no_partition_and_no_index(stage: Stage) -> None:
 
 
 def bury(queue: Queue, key: str) -> None:
-    """As a consumer does after the last attempt."""
+    """Bury the message of a key, as a consumer does after the last attempt."""
     row = begin(queue, key)
     queue._settler.carry_out([queue._settler.planner.burial(row, "no such address", attempt=2)])
 
@@ -618,7 +618,7 @@ def test_the_history_has_the_put_of_a_message_that_was_changed_as_it_was_first_d
     stage: Stage, queue: Queue, by: str
 ) -> None:
     whole = queue.put("a", key="whole", delay="1h")
-    # Its process crashes before it has recorded the put.
+    # The process crashes before it has recorded the put.
     stage.faults.fail("record")
     with pytest.raises(errors.StoreTimeout):
         queue.put("a", key="half", delay="1h")

@@ -449,7 +449,7 @@ def test_a_put_waits_for_the_row_of_one_that_is_under_way(apart: Stage) -> None:
     with pytest.raises(StoreTimeout) as error:
         queue.put("first", key="order-7", delay="1h")
     [message] = error.value.messages
-    # It is at its tenth look that the row is there.
+    # The row exists at the tenth look.
     apart.faults.call("find", lambda: queue.put(message), nth=10)
     found = other.put("second", key="order-7", delay="1h")
     assert (found.id, found.text) == (message.id, "first")

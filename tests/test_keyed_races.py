@@ -134,7 +134,7 @@ def test_a_move_that_crashed_between_key_and_row_counts_as_not_done(slow: Stage)
     found = queue.get("order-7")
     assert (found.state, found.text) == ("waiting", "x")
     before_us = slow.clock.true_us()
-    # It waits until the mover's row cannot come any more.
+    # The move waits until the crashed process can no longer write its row.
     assert queue.move("order-7", delay="2h") is Answer.DONE
     assert slow.clock.true_us() - before_us > 2_000_000
     [row] = left(queue)
@@ -340,7 +340,7 @@ def test_an_ack_that_has_freed_its_name_and_fails_then_is_maybe_done(
     stage.faults.fail(verb)
     with pytest.raises(errors.StoreTimeout, match="the names are free"):
         queue.ack(message)
-    # Its row never begins any more.
+    # The row never begins again.
     stage.clock.advance(600)
     assert queue.receive() == []
 

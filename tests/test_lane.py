@@ -141,6 +141,6 @@ def test_a_sweep_that_fails_stays_due_and_then_reaches_as_far_as_it_would_have()
     rung = ladder.due(back_ms)
     assert rung == third._replace(depth_ms=third.depth_ms + 7_000)
     ladder.swept(rung, back_ms)
-    # It stood for the others.
+    # The deeper sweep did the work of the others.
     assert ladder.due(back_ms + first.every_ms) == first
     assert ladder.due(back_ms + second.every_ms) == second

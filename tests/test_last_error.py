@@ -100,7 +100,7 @@ def test_headers_that_fill_their_bound_keep_no_retry_from_being_stored(world: Wo
     full = {"k": "v" * (MESSAGE_BYTES_MAX - BODY_BYTES_MAX - len('{"k":""}'))}
     sent = queue.put(b"x" * (1 << 20), headers=full)
     [message] = queue.receive(visibility="30s", wait="20s")
-    # Each is 12 bytes of JSON.
+    # Each of these characters is 12 bytes of JSON.
     queue.retry(message, "0s", reason="\U0001f600" * 2_000)
     found = queue.find(sent.id)
     assert (found.last_error, found.headers) == ("\U0001f600" * 1_000, full)

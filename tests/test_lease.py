@@ -210,7 +210,7 @@ def test_what_has_been_worked_with_care_is_not_again_after_a_lapse_of_ones_own(
     b.take([ONE])
     [second] = b.held()
     assert (second.careful, second.taken_ms) == (4, first.taken_ms)
-    # Another is given back by a handler only when the shard has been taken again.
+    # A handler gives another row back only after the shard has been taken again.
     first.give_back()
     stage.clock.advance(11)
     assert b.renew() == [second]
@@ -263,7 +263,7 @@ def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over
 
 
 def unanswered_take_over(stage: Stage) -> MemberLeases:
-    """Who has taken over from one that died with a window of 7, and does not know of it."""
+    """A member that has taken over from one that died with a window of 7, but got no answer."""
     leases_of(stage, "a", window=7).take([ONE])
     b = leases_of(stage, "b")
     stage.clock.advance(11)
@@ -309,7 +309,7 @@ def test_what_a_failed_try_has_taken_is_held_by_the_next(stage: Stage) -> None:
     with pytest.raises(StoreTimeout):
         a.take([ONE, TWO])
     stage.clock.advance(5)
-    # Another life of the same name is no other try of this one.
+    # A new process of the same name does not count as another try of this one.
     assert set(leases_of(stage, "a").take([ONE])) == {ONE}
     assert a.take([ONE, TWO]) == {}
     assert len(a) == 2

@@ -144,7 +144,7 @@ def test_a_member_without_others_leaves_at_once(stage: Stage, queue: Queue) -> N
     assert one._engine.is_relied_on
     queue.pause()
     stage.drive(one, two, seconds=6)
-    # Nobody is open.
+    # No member is open.
     assert not one._engine.is_relied_on
 
 

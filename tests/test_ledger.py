@@ -631,7 +631,7 @@ def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Sta
     assert record.entered <= record.ended
     [dead] = queue.history("order-7")
     assert (dead.fate, dead.due) == ("dead", named.due)
-    # It entered the other queue under its name.
+    # The message entered the dead-letter queue under its name.
     [there] = queue.dead.history("order-7")
     assert (there.fate, there.ended) == (None, None)
     assert [one.id for one in queue.history()] == [acked.id, "order-7"]

@@ -851,7 +851,7 @@ def test_a_budget_whose_time_is_changed_takes_no_slots_of_the_former_one(stage: 
     hour_ms = now_ms - now_ms % 3_600_000 + 3_600_000
     queue.put_many({"body": "", "due": moment_of(hour_ms), "spread": "30m"} for _ in range(5))
     queue.alter(limits={"budget": "5/2h"})
-    # This stretch of two hours has the number of that of one hour.
+    # The stretch of two hours has the number that a stretch of one hour had.
     message = queue.put("", due=moment_of(2 * hour_ms), spread="30m")
     assert message._row.due_ms == 2 * hour_ms
 

@@ -531,7 +531,7 @@ def test_many_of_many_threads_end_each_once_and_all_slots_are_free_again() -> No
         nonlocal most, running
         running += 1
         most = max(most, running)
-        # To the next turn.
+        # Wait for the loop's next turn.
         await asyncio.wait([asyncio.create_task(seven())])
         running -= 1
 

@@ -39,7 +39,7 @@ def count_open(queue: Queue, member: str, **counts: int) -> None:
 
 
 def upkeep(queue: Queue, member: str) -> Upkeep:
-    """That of a consumer, which heartbeats."""
+    """The upkeep of a consumer, which writes heartbeats."""
     home = queue._home
     home.store.note(MEMBERS, ("mail",), {member: Heartbeat(threads=8).to_json()}, 3_600_000)
     return Upkeep(home, member)
@@ -147,7 +147,7 @@ def test_what_is_not_stored_yet_does_not_hide_a_gap_of_as_many(stage: Stage) -> 
     crashed.put("x", delay="3h")
     other.cancel(first)
     count_open(queue, "web:2")
-    # Once the totals were read after the count.
+    # This count is stored after the check has read the totals.
     stage.faults.call("notes stats", partial(count_open, queue, "web:2", cancelled=1), nth=3)
     assert queue.check_all().mended == 1
     assert queue.totals().present == 2

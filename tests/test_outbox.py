@@ -198,7 +198,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
             return
         engine = consumer._engine
         read_while_parked(stage, consumer)
-        # Another handler has it before the engine has come to the park.
+        # Another handler takes the row before the engine parks it.
         again = engine.ready.take()
         assert again is not None
         engine.step()
@@ -380,7 +380,7 @@ def test_a_row_that_moved_in_a_flush_that_failed_is_not_delivered_after_others_s
         if message.text == "again" and len(seen.texts) < 20:
             raise Retry("300ms")
         if message.text == "useless":
-            # Its deletion is the last part of a flush.
+            # A flush deletes such a row last.
             raise Discard("sold")
 
     seen = Recorder(stage.clock, handle)

@@ -326,7 +326,7 @@ def test_the_last_firings_have_the_outcomes_that_the_history_records(stage: Stag
         queue.every("10m", "a", name="often")
         stage.drive(Consumer(queue, lambda _: None), seconds=35 * 60)
         queue.schedules["often"].run()
-        # Nobody is there for these.
+        # No consumer fires these.
         stage.clock.advance(30 * 60)
 
     async def story(browser: Browser) -> None:

@@ -82,7 +82,7 @@ async def test_many_viewers_cost_the_store_one_look(stage: Stage, api: Api) -> N
             leaving.push_async_callback(exchange.leave)
             return await html_of(Events(exchange))
 
-        # Once all is counted.
+        # Load the page once, so that all is counted.
         await Browser(api).page("/")
         first = await follow("/")
         before = reads(api)

@@ -72,7 +72,7 @@ SECONDS = 120
 PAGE_S = 8
 """How old numbers on a page may be. Of dead messages the tenth second would count them anew."""
 KNOWN_US = 4_000_000
-"""So much later each process knows of a pause: it reads the settings every 3 s."""
+"""After this time each process knows of a pause: it reads the settings every 3 s."""
 MISSED_MS = 3_000
 """A process stores its totals each 2 s: this old, they are stored, however busy the machine is."""
 

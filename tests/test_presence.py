@@ -208,7 +208,7 @@ def test_files_of_the_dead_are_removed_once_no_lease_can_be_theirs(beside: Path)
         "alive%2F2",
         "mailer:4711%2F5b1c09aa",
     }
-    # Its own is marked as in use.
+    # The process marks its own file as in use.
     assert (beside / "looker%2F0").stat().st_mtime > 1
     alive.leave()
 

@@ -76,7 +76,7 @@ def test_a_queue_whose_bands_are_unused_is_read_no_more_than_one_without_them(
         consumer.close()
     plain, usual = reads
     assert usual.get("occupied", 0) <= plain.get("occupied", 0) + 4
-    # One lane more would be read some hundred times.
+    # A further lane would be read some hundred times.
     for verb in ("read", "take", "renew", "queue"):
         assert usual.get(verb, 0) <= plain.get(verb, 0) + 5, verb
 
@@ -88,7 +88,7 @@ def test_what_is_in_a_band_that_nobody_has_recorded_is_delivered(stage: Stage) -
     write(stage, queue, stage.clock.now_ms(), b"unknown", lane=4)
     stage.drive(consumer, seconds=190, stride=0.05)
     assert seen.texts == ["unknown"]
-    # From now on it is polled.
+    # From now on the band is polled.
     assert stage.connect().queue("mail").settings.bands_used == 2
     write(stage, queue, stage.clock.now_ms(), b"known", lane=7)
     stage.drive(consumer, seconds=1)

@@ -152,7 +152,7 @@ def test_a_handler_settles_its_grouped_message_by_receipt(
 def test_the_receipt_of_a_grouped_message_that_was_parked_settles_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", hold="1s", visibility="5s")
     queue.put_many({"body": f"{n}", "group": "g"} for n in range(2))
-    # Its member's name ends as a claim that goes on does.
+    # The member's name ends like the claim of a parked delivery.
     consumer = Consumer(queue, lambda _: None, member="worker#3")
     engine = consumer._engine
     one = None

@@ -69,7 +69,7 @@ def test_what_was_put_within_this_millisecond_is_received_without_a_wait(
     queue.receive()
     stage.clock.advance(0.0004)
     queue.put("a")
-    # It may come due between two reads of a step.
+    # The message may come due between two reads of a step.
     stage.faults.call("read", partial(stage.clock.advance, read_ms / 1e3))
     assert [message.text for message in queue.receive()] == ["a"]
 
@@ -725,7 +725,7 @@ def test_of_many_that_ack_a_message_by_all_its_receipts_at_once_one_has_ended_it
     with held(stage, "find") as (arrived, may_go_on):
         threads = begun([partial(queue.ack, other, redelivered=True)])
         arrived.wait(60)
-        # These are one batch.
+        # These acks are one batch.
         threads += begun([partial(queue.ack, one, redelivered=True) for one in (first, again) * 3])
         in_line(hub, 7)
         may_go_on.set()
@@ -861,7 +861,7 @@ def test_what_was_claimed_for_a_caller_that_has_gone_costs_no_attempt_shortly_be
     world.pass_time(0.01)
     gone = ReceiveCall(1, visibility_ms, 0)
     queue._receiver.ask(gone)
-    # Without a stepper this call serves all that are in line.
+    # Without a stepper this call serves all callers in line.
     assert queue.receive(1, "1h") == []
     assert gone.is_over
     queue._receiver.abandon(gone)

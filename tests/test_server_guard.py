@@ -287,7 +287,7 @@ async def test_a_queue_s_dead_go_where_its_maker_may_put_and_show_nothing_of_oth
     assert kind_of(got) == (400, "InvalidParameterValueException")
     assert lost.depth().total == 1
     assert (await api.sqs("CreateQueue", api.token("all"), **asked)).status == 200
-    # Its dead go back into a queue of which the key knows nothing.
+    # The dead messages go back into a queue that the key may not use.
     token = api.token("all", "lost")
     got = await api.sqs("StartMessageMoveTask", token, SourceArn=arn("lost"))
     assert kind_of(got) == (403, "AccessDeniedException")
@@ -708,7 +708,7 @@ def test_a_command_whose_caller_leaves_is_carried_out_and_recorded(
         await api.sqs("GetQueueAttributes", QueueUrl="mail")
         writer = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
         with closing(writer):
-            # Nobody else writes until this has ended.
+            # No other connection can write until this transaction ends.
             writer.execute("begin immediate")
             body = b'{"QueueUrl": "mail"}' if path == "/" else b""
             asked = api.begin("POST", path, body, target("PurgeQueue") if path == "/" else {})

@@ -72,7 +72,7 @@ def test_a_repeat_tells_where_the_repair_of_a_try_before_put_a_row_that_is_there
     row = put(queue)._row
     move = settler.planner.move(row, row.due_ms + 1_000, attempt=1, claim="me")
     stage.faults.call("move", lambda: stage.clock.advance(200), nth=1)
-    # All answers about its repair are lost.
+    # All answers to the repair are lost.
     for nth in range(2, 9):
         stage.faults.fail("move", nth=nth, applied=True)
     with pytest.raises(StoreTimeout):

@@ -175,7 +175,7 @@ def test_who_begins_nothing_of_what_it_was_given_is_shunned_for_3_s_and_then_for
         if busy.engine.sharing._turn > before:
             given_s.append(stage.clock.boot_us() / 1e6)
         if (one := busy.engine.ready.take()) is not None:
-            # Else it would be taken to be stuck.
+            # Otherwise the member would count as stuck.
             busy.engine.outbox.hand_over(one)
             busy.put("more")
     gaps = sorted(after - before for before, after in itertools.pairwise(given_s))
@@ -276,7 +276,7 @@ def test_a_share_whose_answer_was_lost_is_repeated_unchanged(
     stage.faults.fail("move", applied=applied)
     with pytest.raises((StoreTimeout, StoreUnavailable)):
         busy.step()
-    # Nobody here gets it meanwhile.
+    # No thread here gets the row meanwhile.
     assert busy.engine.ready.take() is None
     [pending] = busy.engine.outbox._moves
     busy.step()

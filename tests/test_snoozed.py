@@ -149,7 +149,7 @@ def test_one_that_is_of_no_use_any_more_ends_as_cancelled_and_the_books_balance(
     assert audit.total.cancelled == 1
     assert "failed" not in caplog.text
     if key is not None:
-        # Its name is free at once.
+        # The name of the message is free at once.
         assert queue.put("b", key=key).id != sent.id
 
 

@@ -65,7 +65,7 @@ class Kept:
         assert self.store.write_records(QUEUES, [change]) == {}
 
     def entry(self, ago: int, number: int) -> Entry:
-        """Of the message of such a number that entered so many days ago."""
+        """The entry of the message with this number that entered `ago` days ago."""
         at_us = (self.today - ago) * DAY_MS * 1_000 + number * 60_000_000
         return Entry("mail", ids.fixed(at_us, f"order-{number}"))
 
@@ -80,7 +80,7 @@ class Kept:
         self.store.record([Mark(entry, None, None, "acked", due_ms, 1) for entry in ended], KEPT_MS)
 
     def forget(self, entry: Entry) -> None:
-        """As what has outlived its retention is forgotten."""
+        """Delete a record, as the store does after its retention."""
         with sqlite3.connect(self._file) as file:
             file.execute("DELETE FROM history WHERE id = ?", (ids.order_key(entry.id),))
         file.close()

@@ -180,7 +180,7 @@ def test_each_expected_id_is_delivered_once_whatever_else_was_done_to_it(
         row(b"s", "copied", b"2"),
     ]
     names = {line[1] for line in ledger} | {"not recorded", "copied", "never put"}
-    # One twice.
+    # `lost` is expected twice.
     expected = [(name,) for name in [*names - {"nobody's", "nobody's and lost"}, "lost"]]
     judged = audit.balance_expected(
         frame_of(spark, LEDGER, ledger),
@@ -241,7 +241,7 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
 def test_it_agrees_with_the_audit_of_the_queue_itself(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing moves meanwhile.
+    # No row moves meanwhile, so no pause is needed.
     monkeypatch.setattr(audit, "PAUSE_S", 0)
     monkeypatch.setattr(books, "PAUSE_S", 0)
     here = bench(history="7d")

@@ -212,7 +212,7 @@ def test_counts_are_exact_and_timers_punctual_at_500_messages_a_second(here: Ben
 
 
 def minute(number: int, rows: int) -> MinuteLoad:
-    """So many messages, so many minutes after noon."""
+    """The load of the minute `number` minutes after noon."""
     return MinuteLoad(NOON_MS + number * MINUTE_MS, rows, 0, rows, 0)
 
 

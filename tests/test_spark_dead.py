@@ -79,7 +79,7 @@ def positions_of(dead_letters: Queue) -> list[Position]:
 
 
 def by_part(positions: list[Position]) -> dict[int, list[Position]]:
-    """As a frame is cut; by another hash, for here it only has to be the same each time."""
+    """Cut positions into parts, as a frame is cut. Any hash does, if it stays the same."""
     found: dict[int, list[Position]] = {}
     for one in positions:
         found.setdefault(one.id[0] % PARTS, []).append(one)
@@ -100,7 +100,7 @@ def actor(
     plan: RunHeader | None = None,
     name: str = "mail",
 ) -> PartActor:
-    """Who does a run, as a task opens it."""
+    """The actor of a part of a run, as a task opens it."""
     here = Home(store, time)
     register, of_dead = (
         Register.open(store, time, one, {}, create=False) for one in (name, f"{name}.dead")

@@ -74,7 +74,7 @@ class Bench:
         return sorted(found, key=lambda row: row[:3])
 
     def finish(self, rows: list[Row]) -> None:
-        """As a consumer does."""
+        """Finish messages as a consumer does."""
         self.settler.finish(rows, End.ACKED)
 
 
@@ -188,7 +188,7 @@ def test_a_try_over_an_hour_later_reports_what_is_in_doubt_and_writes_none_of_it
     store = here.here.store
     rows = here.rows(1_000, 2_000, 3_000, 4_000, 5_000, 3 * _HOUR)
     if store.is_local:
-        # Without a line nothing was written.
+        # If there is no line, no row was written.
         here.clock.advance(2 * 3_600)
         assert here.write(rows).rows == 6
         assert {row.id for row in here.stored()} == {row.id for row in rows}
@@ -307,7 +307,7 @@ def test_undoing_deletes_the_rows_of_the_run_and_no_others(bench: Callable[..., 
     move = here.settler.planner.move(first, here.clock.now_ms() + 600_000, attempt=1)
     here.settler.carry_out([move])
     here.finish([last])
-    # Another run writes the same at another time.
+    # Another run writes the same messages as rows of another time.
     other = Bench(here.here, here.register.name)
     other.run = SparkRun.new(here.run.as_of_us + 1)
     theirs = other.rows(90_000, 95_000)

@@ -118,7 +118,7 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
     here = bench(bands=3)
     run = SparkRun.at(here.db._home.clock.now_us()).id
     reports: list[schedule.Report] = []
-    # One of them was planned where fewer tasks run at a time.
+    # The second was planned for fewer tasks at a time.
     plans = [planned(here, people, run=run, bins=bins) for bins in (3, 2)]
 
     def take_part(plan: schedule.Plan) -> None:

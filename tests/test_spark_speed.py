@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 ROWS = 1_000_000
 BODY = b"x" * 200
 AT_LEAST = 0.5
-"""Of what `put_many` reaches, which has the whole machine then."""
+"""The least part of the rate of `put_many`, which has the whole machine."""
 
 
 @pytest.mark.parametrize("url", STORES, indirect=True)

@@ -1,4 +1,4 @@
-"""By what leases and members in SQLite run out: time since boot, which nobody sets."""
+"""Leases and members in SQLite lapse by time since boot, which nobody sets."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_a_consumer_that_crashed_is_told_apart_from_one_that_ended() -> None:
             if number == 0:
                 consumer.close()
             else:
-                # It is not driven any more.
+                # The consumer is not driven any more.
                 queue.close()
         stage.clock.advance(6)
         gaps = stored_totals(stage._store, "mail").gaps(stage.clock.now_ms())

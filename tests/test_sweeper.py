@@ -164,7 +164,7 @@ def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_sl
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
-    # Until there are minutes for each of the rungs.
+    # Drive until there are minutes for each rung.
     stage.drive(consumer, seconds=300, stride=0.9)
     queue.put_many({"body": f"{n}", "delay": f"{n}s"} for n in range(10))
     stage.drive(consumer, seconds=8)
@@ -192,7 +192,7 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
     stage.drive(consumer, seconds=200, stride=0.5)
     now_ms = stage.clock.now_ms()
     write(stage, queue, now_ms - 30_000, b"late", lane=0)
-    # It is another's for longer than the deepest sweep pauses.
+    # Another member holds the lane for longer than the deepest sweep pauses.
     for lane in consumer._engine.memory.lanes.values():
         lane.retry_ms = now_ms + 35_000
     stage.drive(consumer, seconds=34, stride=0.1)
@@ -339,7 +339,7 @@ def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
         other.renew()
     assert seen.texts == []
     other.release([layout.shard(late_ms, 0)])
-    # Before the next rung of that minute.
+    # The row is found before the next rung sweeps its minute.
     stage.drive(consumer, seconds=12, stride=0.1)
     assert seen.texts == ["late"]
 

@@ -109,7 +109,7 @@ def test_parts_that_run_twice_or_die_count_once_and_the_report_runs_once(
         collect.start("census", 20)
     work(collect.app)
     assert capsys.readouterr().out == "census: 19 pages of 2,077 bytes, 1 failed\n"
-    # One whose process died between its transaction and its end.
+    # A census whose process dies between its transaction and its end.
     collect.start("second", 1)
     with monkeypatch.context() as dying:
         dying.setattr(type(collect.app), "move", lambda *_given, **_named: None)

@@ -717,7 +717,7 @@ def test_a_worker_knows_a_task_by_the_name_of_a_program_in_a_directory_that_is_n
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    # Another test may have imported one of that name.
+    # Another test may have imported a module of one of these names.
     for name in ("parts", "parts.jobs", "others", "others.jobs"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for path, text in {

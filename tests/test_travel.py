@@ -388,7 +388,7 @@ def test_schedules_fire_while_a_job_takes_time_as_those_of_a_worker_do(
         sandbox.travel("4m")
         assert ran == expected
         made = app.schedules["s"]
-        # Until the end of the last job.
+        # All fire times until the end of the last job are counted.
         assert made.fired + made.skipped == (sandbox.now - BEGIN).total_seconds() // 30
         sandbox.travel("1s")
         assert app.schedules["s"].skipped == made.skipped

@@ -62,7 +62,7 @@ def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage, qu
     passed_by(stage, queue)
     exact = queue.depth(exact=True)
     assert (exact.ready, exact.waiting, exact.in_flight) == (2, 1, 1)
-    # One whose time has come since is told from the others only by reading them.
+    # Without a read a claim whose time has come counts as in flight.
     assert (queue.depth().in_flight, queue.depth().total) == (1, 4)
     forecast = [(at.timestamp() * 1e3, count) for at, count in queue.forecast("2h") if count]
     assert [(far_ms - 60_000 < at_ms <= far_ms, count) for at_ms, count in forecast] == [(True, 2)]

@@ -204,7 +204,7 @@ ZONES = [
     "Pacific/Chatham",
     "UTC",
 ]
-"""Of all kinds: both hemispheres, changes of 30, 60 and 120 minutes, at midnight, in Ramadan."""
+"""Zones of all kinds: two hemispheres, changes of 30 to 120 minutes, at midnight, in Ramadan."""
 YEAR = datetime(2027, 1, 1), datetime(2028, 1, 1)  # noqa: DTZ001 - local times
 HOUR = timedelta(hours=1)
 

@@ -179,7 +179,7 @@ class FrameColumns:
         )
 
     def _placed(self, read: DataFrame, band: Column, due_ms: Column, layout: Layout) -> DataFrame:
-        """With the due, the minute and the lane of each message."""
+        """The rows with the due, the minute and the lane of each message."""
         name = F.col("name")
         group = None if self.group is None else F.col("group")
         if self.spread_ms:

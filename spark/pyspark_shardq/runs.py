@@ -100,7 +100,7 @@ class SparkRun(NamedTuple):
         return cls(text, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
     def entry(self, queue: str, part: str) -> Entry:
-        """Whose the line of a part is."""
+        """The entry of the ledger under which a part has its line."""
         return Entry(queue + SUFFIX, ids.fixed(self.as_of_us, f"{self.id}/{part}"))
 
     @property

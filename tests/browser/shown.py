@@ -76,6 +76,6 @@ SHOWN = {
     "sign in": Shown("/sign-in", ("Key", "shardq accounts key add"), needs_session=False),
     "problem": Shown("/queues/none", ("there is no queue",), status=404),
 }
-"""By names of pictures."""
+"""Name of a picture -> what it shows."""
 GATE = ("queues", "message", "dead")
-"""Those that every change has to pass."""
+"""The pictures that every change has to pass."""

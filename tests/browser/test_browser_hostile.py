@@ -83,7 +83,7 @@ WRAPPINGS = [
 def hostile_texts() -> list[str]:
     """All markup in all wrappings, in an order that stays the same, as many as are wanted."""
     made = [wrapping.replace("{}", text) for wrapping in WRAPPINGS for text in MARKUP]
-    # Each by itself first.
+    # First each text without a wrapping.
     rest = made[len(MARKUP) :]
     random.Random(41).shuffle(rest)
     return [*MARKUP, *rest][:COUNT]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHARE = 0.08
 """The share of worlds in which a queue has limits."""
 _SALT = 9963
-"""By this no seed that was recorded before there were limits has any."""
+"""With this salt no seed that was recorded before there were limits has a limit."""
 _GROUPS = ("g0", "g1", "g2", "g3")
 _PLACES = (1, 2, 2, 3, 4)
 _RATES = ("2/s", "3/s", "5/s", "10/s", "4/2s", ["5/s", "20/10s"])

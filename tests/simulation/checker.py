@@ -330,7 +330,7 @@ def poisoned(case: Case) -> Iterator[Breach]:
     for token, ones in case.by_token.items():
         killed = [one for one in ones if case.crashed(one.process, one.begun_us, one.begun_us)]
         free = [one for one in killed if one.kind == "handler" and not case.is_recorded(one)]
-        # Each copy of a message has all attempts.
+        # Each copy of a message has all its attempts.
         lives = 1 + len(case.revived.get(token, ())) + len(case.copies.get(token, ()))
         # Only a delivery after a crash is recorded. So one unrecorded delivery is free for each
         # shard, and one more each time that a member released the shard.

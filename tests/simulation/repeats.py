@@ -87,9 +87,10 @@ def _moved_by_key_us(case: Case, first: Delivery, second: Delivery) -> Iterator[
 
 
 def _planned_us(case: Case, one: Delivery) -> list[int]:
-    """By which times of the machine's clock a message may have been put off.
+    """The times of the machine's clock from which a message may have been postponed.
 
-    When its handler or caller asked for that, or as the clock was set until that was stored.
+    The time at which its handler or caller asked for it, and each to which the clock was set
+    before it was stored.
     """
     if not case.history.sets:
         return [one.settled_us]
@@ -445,7 +446,7 @@ def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
         return False
     came_us = max(claim.at_us for claim in claims)
     runs_on = first.ended_us is None or first.ended_us > came_us
-    # Its answer ends the call which has brought it.
+    # Otherwise the process must live until it has the answer to the park.
     return runs_on or case.kept_up(first.process, came_us + _ANSWERED_US, second.begun_us)
 
 

@@ -265,7 +265,7 @@ def test_of_many_who_change_a_record_at_once_one_wins_each_version(
 
 
 def change(queue: str, member: str, seen: str | None, new: str | None, **more: Any) -> Change:
-    """Of a row of totals."""
+    """A change of a row of totals."""
     totals = None if new is None else {"totals": new}
     return Change((queue,), (7, member), {"totals": seen}, totals, **more)
 
@@ -357,7 +357,7 @@ def test_a_change_that_is_repeated_counts_as_applied(store: Store, queue: str) -
         assert store.write_records(STATS, made) == {}
     other = [change(queue, name, None, f"{name}2") for name in "ab"]
     assert len(store.write_records(STATS, other)) == 2
-    # One that says what was there before proves nothing.
+    # A change to the value that was there before proves nothing.
     same = change(queue, "a", "a1", "a1")
     assert store.write_records(STATS, [same]) == {}
     store.write_records(STATS, [change(queue, "a", "a1", "a9")])

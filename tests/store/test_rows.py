@@ -704,7 +704,7 @@ def test_all_rows_of_a_slice_are_counted_together_where_an_index_does_so(
     assert store.total(due) == Total(Tally(4, 1, 1))
     minutes = range(BASE_MINUTE + 1, BASE_MINUTE + 3)
     assert store.total(all_of_it._replace(minutes=minutes)) == Total(Tally(2, 0, 0))
-    # It ends with the whole minute before the one in which so many rows end.
+    # The count ends with the whole minute before the one in which the limit is reached.
     assert store.total(all_of_it._replace(limit=5)) == Total(Tally(4, 1, 1), BASE_MINUTE + 3)
     assert store.total(all_of_it._replace(limit=1)) == Total(Tally(0, 0, 0), BASE_MINUTE)
     assert store.total(all_of_it._replace(limit=50)) == Total(Tally(11, 1, 1))

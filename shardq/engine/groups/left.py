@@ -57,9 +57,9 @@ class Left(Part):
         return [], None if is_through else (layout.end_ms(part[-1]) - 1, LAST)
 
     def _occupied(self, mine: GroupLane, minutes: list[int], first: int) -> Iterator[int]:
-        """Those of some minutes that have rows, and the first, of which rows were settled before.
+        """The minutes, of the given ones, that have rows; and the first, without a probe.
 
-        A probe of that minute would read past the tombstones of all these rows.
+        Rows of the first minute were settled before: a probe would read past all their tombstones.
         """
         if minutes[:1] == [first]:
             yield first

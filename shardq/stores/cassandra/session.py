@@ -87,7 +87,7 @@ _AGAIN_US = 10_000_000
 _SAID_US = 60_000_000
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEAT_TIMEOUT_SECONDS = 3.0
-"""With the driver's own two values, 30 s each, a frozen node would get requests for a minute."""
+"""The driver's own two values, 30 s each, would send a frozen node requests for a minute."""
 
 
 def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfile]:
