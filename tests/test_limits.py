@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -725,13 +726,76 @@ def test_a_queue_begins_no_more_than_its_rate_and_burst_over_all_its_consumers(
     assert len(seen.at_us) >= 0.9 * 10 * 28
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [{"rate": ["1/s", "30/m"], "burst": 3}, {"tasks": {"mail": {"rate": "1/s", "burst": 3}}}],
+    ids=["queue", "task"],
+)
+def test_after_a_rest_the_burst_of_a_queue_or_task_begins_at_once(
+    stage: Stage, limits: dict[str, Any]
+) -> None:
+    queue = stage.connect().queue("mail", limits=limits)
+    seen = Recorder(stage.clock)
+    consumers = [Consumer(stage.connect().queue("mail"), seen) for _ in range(2)]
+    for round_ in range(1, 4):
+        queue.put_many({"body": "", "headers": {"task": "mail"}} for _ in range(8))
+        stage.drive(*consumers, seconds=0.5)
+        assert len(seen.at_us) == 8 * (round_ - 1) + 3
+        stage.drive(*consumers, seconds=60)
+        assert len(seen.at_us) == 8 * round_
+    assert most_within(seen.at_us, 1_000_000) <= 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_queue_begins_no_more_than_its_rate_through_rests_kills_and_pauses(
+    stage: Stage, seed: int
+) -> None:
+    chance = random.Random(seed)
+    queue = stage.connect().queue("mail", limits={"rate": "12/m", "burst": 3})
+    seen = Recorder(stage.clock)
+    consumers: list[Consumer] = []
+    for _ in range(40):
+        queue.put_many({"body": ""} for _ in range(chance.choice((0, 1, 5))))
+        if len(consumers) < 3:
+            consumers.append(Consumer(stage.connect().queue("mail"), seen))
+        # One that is not driven stands still; one that is never driven again was killed.
+        driven = chance.sample(consumers, chance.randint(1, len(consumers)))
+        stage.drive(*driven, seconds=chance.choice((0.3, 1, 3, 8)))
+        if chance.random() < 0.3:
+            consumers.remove(chance.choice(consumers))
+        elif chance.random() < 0.4:
+            stage.clock.advance(chance.choice((1, 4, 7, 30)))
+    for seconds in (1, 5, 15, 60, 200):
+        assert most_within(seen.at_us, 1_000_000 * seconds) <= seconds / 5 + 3
+    assert len(seen.at_us) > 15
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stood still"])
+def test_a_share_that_was_not_given_back_counts_as_used_up_at_its_end(
+    stage: Stage, *, is_killed: bool
+) -> None:
+    queue = stage.connect().queue("mail", limits={"rate": "6/m", "burst": 3})
+    queue.put_many({"body": f"{number}"} for number in range(9))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=0.5)
+    assert len(seen.texts) == 3
+    stage.clock.advance(12)
+    if is_killed:
+        consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=1)
+    assert len(seen.texts) == (3 if is_killed else 4)
+    stage.drive(consumer, seconds=60)
+    assert len(seen.texts) == 9
+
+
 def test_the_limit_of_a_queue_is_set_and_removed_while_it_runs(stage: Stage) -> None:
     queue = stage.connect().queue("mail", limits={"rate": "1/m"})
     queue.put_many({"body": f"{number}"} for number in range(100))
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=10)
-    assert not seen.texts
+    assert len(seen.texts) == 1
     queue.alter(limits="off")
     stage.drain(queue, consumer)
     assert len(seen.texts) == 100
@@ -785,21 +849,6 @@ def test_what_runs_by_a_higher_limit_is_counted_until_it_ends(stage: Stage) -> N
         second.take(4, used=lambda: 0, wants=10, turn_ms=3_000)
         assert second.granted.units == 0
         stage.clock.advance(1)
-
-
-def test_a_share_that_was_over_begins_without_tokens(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", limits={"rate": "2/s", "burst": 6})
-    queue.put_many({"body": f"{number}"} for number in range(400))
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    stage.drive(consumer, seconds=5)
-    # It stands still, and nobody needs its share meanwhile.
-    stage.clock.advance(30)
-    woken_us = stage.clock.boot_us()
-    stage.drive(consumer, seconds=10)
-    later = [at_us for at_us in seen.at_us if at_us >= woken_us]
-    assert most_within(later, 100_000) <= 1
-    assert len(later) >= 15
 
 
 def test_while_a_queue_waits_for_its_rate_no_thread_looks_for_rows_all_the_time(

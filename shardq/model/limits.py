@@ -690,6 +690,15 @@ class Bucket:
         # The time at which the bucket of each rate is full again.
         self._taken_us = [empty_us + every_us + burst_us for every_us, burst_us in self._rates]
 
+    @property
+    def full_us(self) -> tuple[float, ...]:
+        """When the tokens of each rate are all there again, time since boot."""
+        return tuple(self._taken_us)
+
+    def fill(self, full_us: Iterable[float]) -> None:
+        """Let tokens be there by times since boot at which those of each rate are all there."""
+        self._taken_us = [min(pair) for pair in zip(self._taken_us, full_us, strict=True)]
+
     def next_us(self) -> float:
         """Return when a token is there, time since boot."""
         times = zip(self._taken_us, self._rates, strict=True)

@@ -8,12 +8,16 @@
 A member may begin deliveries until its share ends. Others use the share of a member that died a
 second after that end. What a member needs is divided equally; a member that needs less leaves the
 rest to the others. Where there is less than one for each, the members take turns.
+
+The record of a rate also has the time at which its tokens are all there again, by what members had
+used when they gave their shares back. A share that ended otherwise counts as used up at its end.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,9 +26,10 @@ from shardq.records.exchange import exchange
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
+    from shardq.model.limits import BeginRate
     from shardq.records.register import Register
     from shardq.stores.store import Store
     from shardq.stores.tables import Place
@@ -40,11 +45,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
-    """The share of one member.
+    """The share of one member; or, under the name of a rate, until when its tokens were used.
 
     Attributes:
         units: How much of the limit it has: what it may use, or what it still uses.
-        until_ms: When it ends, epoch milliseconds.
+        until_ms: When it ends, epoch milliseconds. Of a rate: when all its tokens are there again.
         wants: How much it could use.
     """
 
@@ -60,11 +65,23 @@ class GrantedShare(NamedTuple):
         units: How much of the limit.
         until_us: Nothing begins after this time since boot.
         since_us: When it was asked for, time since boot.
+        full_us: If no other member has a share: when the tokens of each rate are all there, time
+            since boot. None: there may be none.
     """
 
     units: int = 0
     until_us: int = 0
     since_us: int = 0
+    full_us: tuple[int, ...] | None = None
+
+
+_Rates: TypeAlias = "tuple[tuple[BeginRate, int], ...]"
+_RATE = "rate "
+"""Before the rate and the burst, the name of an entry that is no member's."""
+
+
+def _name_of(rate: BeginRate, burst: int) -> str:
+    return f"{_RATE}{rate} {burst}"
 
 
 _decoder = msgspec.json.Decoder(dict[str, Share])
@@ -119,12 +136,26 @@ class Shares:
         self._clock_steps = clock.steps
         self._doubtful_us: dict[tuple[str, Share], int] = {}
         """Member and share, from before a clock was set -> when it was noted, time since boot."""
-        self._asked_us = 0
-        self._part: int | None = None
+        self._planned: GrantedShare | None = None
         """The share that the write under way asks for."""
+        self._has_looked = False
+        self._used_us: dict[str, float] = {}
+        """Name of a rate -> when its tokens are all there by what was used here, time since boot;
+        of those that were not all there when a share ended."""
+        self._stepped_us = clock.boot_us() if clock.steps else None
+        """When the clock was last found to have been set, time since boot."""
         self.granted = GrantedShare()
 
-    def take(self, total: int, *, used: Callable[[], int], wants: int, turn_ms: int) -> None:
+    def take(
+        self,
+        total: int,
+        *,
+        used: Callable[[], int],
+        wants: int,
+        turn_ms: int,
+        rates: _Rates = (),
+        full_us: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
         """Take a share, or renew it: as much as is wanted, free, and this member's by division.
 
         One read; one write, unless the share stays and half of its time is left, or another member
@@ -137,6 +168,9 @@ class Shares:
                 nothing begins here any more beyond the share's new part.
             wants: How much could be used here, with what is used.
             turn_ms: How long a turn lasts, if there is less than one unit for each member.
+            rates: The rates that are shared out, each with its burst.
+            full_us: Returns when the tokens of each rate are all there again by what was used here,
+                time since boot; nothing if none was. It is called as `used` is.
 
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
@@ -145,16 +179,18 @@ class Shares:
 
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
             seen = values["shares"]
-            self._asked_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-            self._part = None
+            asked_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+            self._planned = None
             present = self._read(seen)
             if present is None:
                 return None
-            self._note_doubtful(present, now_ms)
+            shares = {name: one for name, one in present.items() if not name.startswith(_RATE)}
+            before = shares.pop(self._member, None)
+            self._note_doubtful(shares, now_ms)
             others = {
                 name: share
-                for name, share in present.items()
-                if name != self._member and self._may_be_used(name, share, now_ms)
+                for name, share in shares.items()
+                if self._may_be_used(name, share, now_ms)
             }
             free = max(total - sum(share.units for share in others.values()), 0)
             wanted = {name: share.wants for name, share in others.items()} | {self._member: wants}
@@ -165,22 +201,77 @@ class Shares:
             # Keep units that are in use, even beyond the part, until their deliveries end. No new
             # delivery begins meanwhile.
             mine = Share(max(used(), part), now_ms + SHARE_MS, wants)
-            before = present.get(self._member)
-            if before is not None and has_part and self._lasts(before, mine, now_ms):
+            is_over = not (mine.units or mine.wants)
+            lasts = before is not None and has_part and self._lasts(before, mine, now_ms)
+            if lasts or (before is None and is_over):
                 return None
-            new = others | ({self._member: mine} if mine.units or mine.wants else {})
-            if before is None and new == others:
-                return None
-            self._part = part
+            over_ms = [
+                one.until_ms for name, one in shares.items() if name not in others and one.units
+            ]
+            if before is not None and before.units and not self._has_looked:
+                # It was not given back before this member forgot the limit.
+                ends_us = asked_us + 1_000 * (before.until_ms - now_ms)
+                self.note(rates, [ends_us + burst * rate.interval_us for rate, burst in rates])
+            self._has_looked = True
+            self.note(rates, full_us())
+            full = self._full(None if seen is None else present, rates, over_ms)
+            proved_us = None if others else tuple(self._proved_us(full, rates))
+            self._planned = GrantedShare(part, asked_us + 1_000 * SHARE_MS, asked_us, proved_us)
+            new = others | {name: Share(0, max(at_ms, 0), 0) for name, at_ms in full.items()}
+            if not is_over:
+                new[self._member] = mine
             text = msgspec.json.encode(new, order="deterministic").decode()
             return Change(*place, {"shares": seen}, {"shares": text})
 
         seen = self._store.notes(LIMITS, partition, [self._name]).get(self._name)
         present = {(partition, (self._name,)): {"shares": seen}}
         is_done = exchange(self._store, LIMITS, present, plan, tries=_TRIES)
-        if is_done and self._part is not None:
-            until_us = self._asked_us + 1_000 * SHARE_MS
-            self.granted = GrantedShare(self._part, until_us, self._asked_us)
+        if is_done and self._planned is not None:
+            self.granted = self._planned
+
+    def note(self, rates: _Rates, full_us: Sequence[float]) -> None:
+        """Note what was used of rates here; what the last share proved holds no more.
+
+        Args:
+            rates: The rates, each with its burst.
+            full_us: When the tokens of each are all there again, time since boot; or nothing.
+        """
+        self.granted = self.granted._replace(full_us=None)
+        now_us = self._clock.boot_us()
+        self._used_us = {name: at_us for name, at_us in self._used_us.items() if at_us > now_us}
+        for (rate, burst), at_us in zip(rates, full_us, strict=False):
+            name = _name_of(rate, burst)
+            self._used_us[name] = max(at_us, self._used_us.get(name, 0))
+
+    def _full(
+        self, present: Mapping[str, Share] | None, rates: _Rates, over_ms: Sequence[int]
+    ) -> dict[str, int]:
+        """When the tokens of each rate are all there again, by its name, epoch milliseconds.
+
+        Args:
+            present: The record; None if there never was one.
+            over_ms: When shares ended that were not given back.
+        """
+        full: dict[str, int] = {}
+        now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+        for rate, burst in rates:
+            name, fill_ms = _name_of(rate, burst), math.ceil(burst * rate.interval_us / 1_000)
+            used = Share(0, 0, 0) if present is None else present.get(name)
+            known_ms = now_ms + fill_ms if used is None else used.until_ms
+            here_ms = now_ms + math.ceil((self._used_us.get(name, 0) - now_us) / 1_000)
+            used_ms = max([known_ms, here_ms, *(at_ms + fill_ms for at_ms in over_ms)])
+            full[name] = min(used_ms, now_ms + fill_ms)
+        return full
+
+    def _proved_us(self, full: Mapping[str, int], rates: _Rates) -> Iterator[int]:
+        """When the tokens of each rate are all there for this member, time since boot."""
+        now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+        for at_ms, (rate, burst) in zip(full.values(), rates, strict=True):
+            at_us = now_us + 1_000 * (at_ms + _SKEW_MS - now_ms)
+            if self._stepped_us is not None:
+                # The times of the record may be by another clock.
+                at_us = max(at_us, self._stepped_us + round(burst * rate.interval_us))
+            yield at_us
 
     def _lasts(self, before: Share, mine: Share, now_ms: int) -> bool:
         """True if a share need not be written again yet."""
@@ -192,6 +283,8 @@ class Shares:
         """Note since when shares are known whose ends were written before a clock was set."""
         now_us, latest_ms = self._clock.boot_us(), now_ms + SHARE_MS + _SKEW_MS
         is_set, self._clock_steps = self._clock.steps != self._clock_steps, self._clock.steps
+        if is_set:
+            self._stepped_us = now_us
         self._doubtful_us = {
             one: self._doubtful_us.get(one, now_us)
             for one in present.items()

@@ -170,8 +170,10 @@ class Gate:
         is_other = (limit.running, limit.rates) != (self._limit.running, self._limit.rates)
         with self._lock:
             self._adopted = adopted
+            if limit.rates != self._limit.rates or now_us >= self._tokens.granted.until_us:
+                self._empty()
             if is_other:
-                self._limit, self._bucket, self._units = limit, None, 0
+                self._limit = limit
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
             running = self.running()
@@ -182,23 +184,46 @@ class Gate:
             turn_ms = max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3))
             wants = limit.units if is_wanted else 0
             former_us = self._tokens.granted.until_us
-            self._tokens.take(limit.units, used=lambda: 0, wants=wants, turn_ms=turn_ms)
+            self._tokens.take(
+                limit.units,
+                used=lambda: 0,
+                wants=wants,
+                turn_ms=turn_ms,
+                rates=limit.rates,
+                full_us=self._full_us,
+            )
             with self._lock:
                 if self._tokens.granted.since_us >= former_us:
                     # Others may have used a share that was over, and its tokens.
-                    self._bucket, self._units = None, 0
+                    self._empty()
                 self._fit(self._tokens.granted.units)
         return True
 
+    def _empty(self) -> None:
+        """Forget the tokens; what was used of them is noted."""
+        if self._bucket is not None:
+            self._tokens.note(self._limit.rates, self._bucket.full_us)
+            self._bucket, self._units = None, 0
+
+    def _full_us(self) -> tuple[float, ...]:
+        with self._lock:
+            return () if self._bucket is None else self._bucket.full_us
+
     def _fit(self, units: int) -> None:
-        """Fit the bucket to a share of so many units; one that begins is empty."""
+        """Fit the bucket to a share of so many units.
+
+        One that begins is empty, unless it is the whole limit: then its record proves what is left.
+        """
         if units == self._units:
             return
         now_us = self._clock.boot_us()
         if not units:
-            self._bucket = None
+            self._empty()
         elif self._bucket is None:
             self._bucket = Bucket(self._limit.part_of(units), now_us)
+            full_us = self._tokens.granted.full_us
+            if full_us is not None and units == self._limit.units:
+                self._bucket.fill(full_us)
         else:
             self._bucket.change(self._limit.part_of(units), now_us)
         self._units = units
