@@ -15,18 +15,18 @@ def test_a_group_is_explained_with_what_is_due_and_runs(shell: Shell) -> None:
         for group in ("plain", "vip-7", "vip-8"):
             queue.put_many({"body": "x", "group": group} for _ in range(20))
         queue.put("x", group="vip-7", delay="1h")
-        assert len(queue.receive(10, "1m")) == 2
+        assert len(queue.receive(10, "1m")) == 4
         told = shell.ok("limits", "mail", "plain").out
         assert "18 due, 2 running\n" in told
         told = shell.ok("limits", "mail", "vip-7").out
-        begins = r"20 due, 0 running; the last of the due ones begins about \S+Z, in 40m\n"
+        begins = r"19 due, 1 running; the last of the due ones begins about \S+Z, in 38m\n"
         assert re.search(begins, told), told
         [told] = shell.ok("limits", "mail", "vip-7", "--json").lines
-        assert (told["due"], told["running"], told["exact"]) == (20, 0, True)
+        assert (told["due"], told["running"], told["exact"]) == (19, 1, True)
         assert told["last_begins"].endswith("Z")
         queue.pause(group="vip-*")
         [told] = shell.ok("limits", "mail", "vip-7", "--json").lines
-        assert (told["due"], told["last_begins"], told["paused_by"]) == (20, None, "vip-*")
+        assert (told["due"], told["last_begins"], told["paused_by"]) == (19, None, "vip-*")
         [told] = shell.ok("limits", "mail", "none", "--json").lines
         assert (told["due"], told["running"], told["last_begins"]) == (0, 0, None)
 

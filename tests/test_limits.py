@@ -210,6 +210,45 @@ def test_a_new_owner_of_a_lane_begins_with_no_tokens(stage: Stage) -> None:
     assert len(seen.at_us) <= 33
 
 
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("rate", ["5/h", ["10/s", "5/h"]], ids=str)
+def test_new_owners_go_on_with_a_slow_rate_where_the_former_ones_were(
+    stage: Stage, rate: str | list[str], *, is_closed: bool
+) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": rate})
+    put(queue, "a", 100)
+    seen = Recorder(stage.clock)
+    for _ in range(40):
+        with stage.connect() as db:
+            consumer = Consumer(db.queue("mail"), seen)
+            stage.drive(consumer, seconds=15)
+            if is_closed:
+                consumer.close()
+            stage.clock.advance(285)
+    burst = 1 if rate == "5/h" else 5
+    for hours in (0.1, 0.5, 1, 2):
+        assert most_within(seen.at_us, int(3_600_000_000 * hours)) <= 5 * hours + burst
+    # Each is begun by the first owner after its token was there: 15 s of each 300 s.
+    assert len(seen.at_us) >= 12
+
+
+@on_each_store
+def test_the_tokens_of_a_slow_rate_are_there_for_a_new_group_and_not_again_for_a_new_owner(
+    world: World,
+) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, groups={"rate": "5/d", "burst": 2, "places": 5})
+    put(queue, "a", 5)
+    got = [one for _ in range(3) for one in queue.receive(5, wait="1s")]
+    assert len(got) == 2
+    queue.ack(*got)
+    queue.close()
+    other = world.connect().queue(name)
+    assert other.receive(5, wait="1s") == []
+    put(other, "b", 5)
+    assert {one.group for one in other.receive(5, wait="2s")} == {"b"}
+
+
 def test_a_group_that_waits_for_its_rate_delays_no_other(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, groups={"slow*": {"rate": "1/h"}})
     put(queue, "slow", 2_000)
@@ -219,7 +258,7 @@ def test_a_group_that_waits_for_its_rate_delays_no_other(stage: Stage) -> None:
     stage.drive(Consumer(queue, seen), seconds=3)
     assert len([text for text in seen.texts if text.startswith("quick")]) == 50
     assert "plain" in seen.texts
-    assert len(seen.texts) == 51
+    assert len(seen.texts) == 52
 
 
 # Turns --------------------------------------------------------------------------------------------
@@ -320,7 +359,7 @@ def test_limits_are_followed_while_consumers_run(stage: Stage) -> None:
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=10)
-    assert not seen.texts
+    assert len(seen.texts) == 1
     queue.alter(groups={"rate": "10/s"})
     stage.drive(consumer, seconds=10)
     assert 40 <= len(seen.texts) <= 101
@@ -335,10 +374,10 @@ def test_a_change_of_another_limit_takes_no_tokens(stage: Stage) -> None:
     consumer = Consumer(queue, seen)
     put(queue, "slow", 10)
     stage.drive(consumer, seconds=90)
-    assert len(seen.texts) == 1
+    assert len(seen.texts) == 2
     queue.limit("other", places=3)
     stage.drive(consumer, seconds=40)
-    assert len(seen.texts) == 2
+    assert len(seen.texts) == 3
 
 
 def test_fewer_places_hold_as_soon_as_deliveries_have_ended(stage: Stage) -> None:

@@ -13,6 +13,7 @@ Source: the generic cell rate algorithm (ITU-T I.371), which keeps one time for 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -34,6 +35,8 @@ TIER_MAX = 100
 BURST_MAX = 1_000_000
 RULES_MAX = 1_000
 RATES_MAX = 4
+SLOW_US = 10_000_000
+"""A rate of one in this time or less keeps the time of its last token in a record."""
 AWAY_MS = 600_000
 """The longest time to which a message is moved that waits for limits or a pause of its task or key:
 these may be raised, and it may end, meanwhile."""
@@ -725,6 +728,92 @@ class Bucket:
         ]
         return True
 
+    def opens_us(self) -> float:
+        """Return when a token may be taken, time since boot; infinite: once it is granted."""
+        return self.next_us()
+
+    def may_take(self, now_us: int) -> bool:
+        """True if a token that was there may still be taken."""
+        return now_us >= 0
+
     def is_full(self, now_us: int) -> bool:
         """True if nothing was taken lately: a full bucket need not be remembered."""
         return all(full_us <= now_us for full_us in self._taken_us)
+
+
+class SlowBucket(Bucket):
+    """The tokens of a group with slow rates: each is granted, by a record, before it is taken.
+
+    Attributes:
+        record: The record, as it was last read or written; None: there is none.
+        is_read: True if the record was read, and no write of it has an unknown outcome.
+        is_known: True if the record was read once.
+        granted_us: A token may be taken until this time since boot; 0: none is granted.
+    """
+
+    __slots__ = ("granted_us", "is_known", "is_read", "record")
+
+    def __init__(self, rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> None:
+        super().__init__(rates, empty_us)
+        self.record: str | None = None
+        self.is_read = self.is_known = False
+        self.granted_us = 0.0
+
+    def opens_us(self) -> float:
+        """Return when a token may be taken, time since boot; infinite: once it is granted."""
+        return self.next_us() if self.granted_us else math.inf
+
+    def may_take(self, now_us: int) -> bool:
+        """True if the token that was granted may still be taken."""
+        if self.granted_us < now_us:
+            self.granted_us = 0.0
+        return self.granted_us > 0
+
+    def take(self, now_us: int) -> bool:
+        """Take the token that was granted; False if there is none."""
+        is_taken = self.granted_us > 0 and super().take(now_us)
+        self.granted_us = 0.0
+        return is_taken
+
+    @property
+    def slowest_us(self) -> float:
+        """Microseconds from one token of the slowest rate to the next."""
+        return max(rate.interval_us for rate, _ in self.rates)
+
+    def full_after(self, us: float) -> dict[str, float]:
+        """Return when all tokens of each slow rate are there, after one is taken at a time.
+
+        Returns:
+            The rate and its burst -> time since boot.
+        """
+        return {
+            f"{rate} {burst}": max(full_us, us) + rate.interval_us
+            for full_us, (rate, burst) in zip(self._taken_us, self.rates, strict=True)
+            if is_slow(rate)
+        }
+
+    def adopt(self, full_us: Mapping[str, float] | None) -> None:
+        """Let the tokens of slow rates be there by the record.
+
+        Args:
+            full_us: When all tokens of a rate are there, as `full_after` returns it; None: there is
+                no record, so none was taken lately.
+        """
+        for n, (rate, burst) in enumerate(self.rates):
+            if not is_slow(rate) or (full_us is None and self.is_known):
+                continue
+            there_us = 0.0 if full_us is None else full_us.get(f"{rate} {burst}", math.inf)
+            choose = max if self.is_known and there_us < math.inf else min
+            self._taken_us[n] = choose(self._taken_us[n], there_us)
+        self.is_read = self.is_known = True
+
+
+def is_slow(rate: BeginRate) -> bool:
+    """True if the last token of a rate is kept in a record: a new owner waits for one too long."""
+    return rate.interval_us >= SLOW_US
+
+
+def bucket_of(rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> Bucket:
+    """Return an empty bucket, as `Bucket` is made."""
+    made = SlowBucket if any(is_slow(rate) for rate, _ in rates) else Bucket
+    return made(rates, empty_us)

@@ -480,7 +480,8 @@ LIMITS: Final[Table[str, str]] = Table(
     has_records=True,
     lapse=Lapse.WALL,
 )
-"""(queue): limit -> the shares that members have of it, JSON; stretch of time -> slots taken."""
+"""(queue): limit -> the shares that members have of it, JSON; stretch of time -> slots taken;
+group with a slow rate -> when its tokens are all there again, JSON."""
 
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
     LANES, QUEUES, MEMBERS, STATS, KEYS, PLACES, RESULTS, SCHEDULES, ACCOUNTS, ACCESS, ACTIONS,

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.engine.handing.delivery import HeadLine
 from shardq.model.ids import order_key
-from shardq.model.limits import ORDERED, PLACES_MAX, Bucket
+from shardq.model.limits import ORDERED, PLACES_MAX, SlowBucket, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.leases.lease import Lease
-    from shardq.model.limits import GroupLimits
+    from shardq.model.limits import Bucket, GroupLimits
     from shardq.model.message import Row
 
 Place: TypeAlias = tuple[int, bytes]
@@ -273,6 +273,7 @@ class GroupLane:
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
         cared: Group -> its heads that were due at the take-over and were handed out with care.
         buckets: Group with a rate -> its tokens.
+        slow: Those of groups with slow rates that have rows in memory or in the store.
         empty_us: When the tokens of all groups were none, time since boot.
         uncounted_ms: Claims of rows due up to this may not have been read yet, epoch milliseconds;
             None: all have been.
@@ -289,6 +290,7 @@ class GroupLane:
     looked_ms: int = 0
     cared: Counter[str] = field(default_factory=Counter)
     buckets: dict[str, Bucket] = field(default_factory=dict)
+    slow: dict[str, SlowBucket] = field(default_factory=dict)
     uncounted_ms: int | None = None
 
     @property
@@ -334,10 +336,10 @@ class GroupLane:
 
     def limit(self, limits: GroupLimits, now_us: int) -> None:
         """Let other limits hold from now on; a rate that changes begins without tokens."""
-        self.limits = limits
+        self.limits, self.slow = limits, {}
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):
-                self.buckets[name] = Bucket(rates, now_us)
+                self.buckets[name] = bucket_of(rates, now_us)
         for name, group in self.groups.items():
             self._limit(name, group)
 
@@ -353,7 +355,11 @@ class GroupLane:
             return
         bucket = None
         if limit.rates:
-            bucket = self.buckets.setdefault(name, Bucket(limit.rates, self.empty_us))
+            bucket = self.buckets.get(name)
+            if bucket is None:
+                bucket = self.buckets[name] = bucket_of(limit.rates, self.empty_us)
+            if isinstance(bucket, SlowBucket):
+                self.slow[name] = bucket
         group.places, group.line = limit.places, HeadLine(limit.tier, bucket)
 
     def _is_counted(self, group: Group) -> bool:
@@ -507,6 +513,7 @@ class GroupLane:
             return
         if group.after is None:
             del self.groups[name]
+            self.slow.pop(name, None)
 
     def rows(self) -> list[Delivery]:
         """All rows in memory behind heads."""

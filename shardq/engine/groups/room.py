@@ -32,6 +32,7 @@ from shardq.engine.groups.edits import Edits
 from shardq.engine.groups.heads import WaitingHeads
 from shardq.engine.groups.lane import GROUP_ROWS_MIN, GroupLane, place_of
 from shardq.engine.groups.left import Left
+from shardq.engine.groups.slow import SlowRates
 from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.members.part import Part
 from shardq.engine.reading.pages import BYTES_MAX, TURN_US
@@ -66,6 +67,7 @@ class GroupLanes(Part):
         super().__init__(member)
         self._list = WaitingList(member)
         self._left = Left(member)
+        self._slow = SlowRates(member)
         self.edits = Edits(member)
         self._lock = locks.new()
         self._lanes: dict[int, GroupLane] = {}
@@ -124,7 +126,7 @@ class GroupLanes(Part):
         """When the next waiting head, or row read ahead, comes due, epoch milliseconds."""
         with self._lock:
             first_ms = self._heads.next_ms()
-        return min(first_ms, min(self._ahead_ms, default=NEVER))
+        return min(first_ms, self._slow.next_ms, min(self._ahead_ms, default=NEVER))
 
     def begin_poll(self, until_ms: int) -> None:
         """Forget which rows were read ahead up to `until_ms`; a poll will now read these rows."""
@@ -582,6 +584,9 @@ class GroupLanes(Part):
             except (StoreUnavailable, StoreTimeout):
                 self._is_hungry = True
                 raise
+        with self._lock:
+            waiting = self._slow.waiting(self._lanes.values())
+        self._slow.grant(waiting)
         if now_ms - self._tidied_ms >= _TIDY_MS:
             self._tidied_ms = now_ms
             with self._lock:

@@ -316,6 +316,6 @@ class HeadLine:
 
     def next_us(self) -> float:
         """When the next head may be taken, time since boot; infinite: `Turns.reopen` decides."""
-        next_us = self.until_us if self.bucket is None else self.bucket.next_us()
+        next_us = self.until_us if self.bucket is None else self.bucket.opens_us()
         gate = self.heads[0][3].gate if self.heads else None
         return max(self.until_us, next_us, 0 if gate is None else gate.opens_us())

@@ -163,6 +163,17 @@ class Ready:
         with self._lock:
             self._turns.hold(line, self._clock.boot_us() + 1_000 * delay_ms)
 
+    def awaits_grant(self, line: HeadLine) -> bool:
+        """True if a head of a group could be handed out if a token of its rate was granted."""
+        with self._lock:
+            return self._turns.awaits_grant(line)
+
+    def release(self, line: HeadLine) -> None:
+        """Hand out a head of a group, as a token of its rate was granted."""
+        with self._lock:
+            self._turns.release(line)
+            self._look_again()
+
     def reopen(self) -> None:
         """Let waiting threads look again, as limits may allow another delivery."""
         with self._lock:

@@ -132,6 +132,17 @@ class Turns:
             if line.held == number:
                 self._release(line)
 
+    def awaits_grant(self, line: HeadLine) -> bool:
+        """True if a head of a line could be taken if a token was granted."""
+        if not (line.heads and line.held) or line.until_us > self._clock.boot_us():
+            return False
+        gate = line.heads[0][3].gate
+        return gate is None or gate.may_begin()
+
+    def release(self, line: HeadLine) -> None:
+        """Look again whether a line may be taken from, as a token was granted."""
+        self._release(line)
+
     def reopen(self) -> None:
         """Look again whether lines that wait for limits of tasks may be taken from."""
         for line in list(self._gated):
@@ -152,9 +163,10 @@ class Turns:
             if line is None:
                 return one
             if line.turn is one:
-                if one.gate is None or one.gate.may_begin():
+                is_open = line.bucket is None or line.bucket.may_take(self._clock.boot_us())
+                if is_open and (one.gate is None or one.gate.may_begin()):
                     return one
-                # Another line has taken the token of its task: it is held.
+                # Another line has taken the token of its task, or its own is granted no more.
                 self._enter(line)
             # Another head of its line took its place, or it was removed.
             heapq.heappop(turns)
