@@ -140,7 +140,10 @@ def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
         held = [b for b in held if b.one.ended_us is None or b.one.ended_us > us]
         held = [b for b in held if not case.crashed(b.one.process, b.one.begun_us, us)]
         beside = [first for first in held if not _has_stopped(case, first.one, us)]
-        if most and len(beside) >= most:
+        # One that runs may have begun by a limit that its process does not know yet.
+        since = _said_at(case, second)
+        newer = [b.told.of_queue.running for b in beside if _said_at(case, b) > since]
+        if most and all(newer) and len(beside) >= max([most, *newer]):
             yield Breach(
                 "limited",
                 f"m{second.one.token} at {clock_of(case, us)} by {second.one.process}: {most} may "
@@ -149,6 +152,16 @@ def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
             )
         if most:
             held.append(second)
+
+
+def _said_at(case: Case, begun: Begun) -> int:
+    """When the limit of the queue by which a delivery began was set."""
+    said = [
+        each.us
+        for each in case.history.said
+        if each.us <= begun.told.us and queue_limit_of(each.queue_limit) == begun.told.of_queue
+    ]
+    return max(said, default=0)
 
 
 def _has_stopped(case: Case, one: Delivery, us: int) -> bool:
