@@ -722,6 +722,33 @@ def test_a_new_owner_of_a_lane_keeps_a_limited_group_waiting(stage: Stage) -> No
     assert len(seen.texts) == 10
 
 
+def test_limits_change_while_callers_of_a_former_owner_hold_messages_of_a_group(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 4})
+    put(queue, "a", 5)
+    first = queue.receive(3, visibility="1h")
+    assert [message.text for message in first] == ["a0", "a1", "a2"]
+    queue.close()
+    other = stage.connect().queue("mail")
+    held: list[Ending] = []
+    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
+    consumer = Consumer(other, seen)
+    consumer._deliverer._endings.finish = lambda: None
+    stage.drive(consumer, seconds=2)
+    # The handler has one of four places, the callers have the others, then wait behind it.
+    for places in (2, 1, 3):
+        other.limit("*", places=places)
+        stage.drive(consumer, seconds=8)
+        assert seen.texts == ["a3"]
+    held[0].end(None)
+    stage.drive(consumer, seconds=2)
+    assert seen.texts == ["a3"]
+    other.ack(first[0])
+    stage.drive(consumer, seconds=2)
+    assert seen.texts == ["a3", "a4"]
+
+
 # Changed by rules ---------------------------------------------------------------------------------
 
 

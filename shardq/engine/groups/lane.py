@@ -14,9 +14,10 @@ heads, which have no order.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.engine.handing.delivery import HeadLine
@@ -51,6 +52,10 @@ def place_of(row: Row) -> Place:
     return row.due_ms, order_key(row.id)
 
 
+def _place_in(one: Delivery) -> Place:
+    return place_of(one.row)
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """The rows of one group that are in memory.
@@ -63,16 +68,16 @@ class Group:
             -> the number of its wait, after which it is reread; 0: it does not wait. A claim that
             was read while it runs is a head too, if need be beyond `places`.
         left: The number of the wait of a head that waits in the store; 0: there is none.
-        rows: A heap of the rows behind the heads.
+        rows: The rows behind the heads, in order.
         coming: How many rows `keep` accepted that `add` has not added yet.
         last: The place of the last row that was kept.
         after: Rows after this place were left in the store; None if no row was left.
         is_counted: True once all claims of the group have been read. Until then no head is chosen
             but claims.
         read: While it is not counted: how many of its rows were read.
-        claimed: Every claim behind the head is at this place or earlier. Such a claim was handed
-            out along with the head.
         ended_ms: When a delivery of the group last ended, epoch milliseconds; 0: none has.
+        claims: A heap of the claims that were added behind the heads: (place, `id`, claim). They
+            were handed out along with a head. Some may have been taken out since.
     """
 
     places: int = 1
@@ -80,14 +85,16 @@ class Group:
     line: HeadLine | None = None
     heads: dict[Delivery, int] = field(default_factory=dict)
     left: int = 0
-    rows: list[tuple[Place, Delivery]] = field(default_factory=list)
+    rows: deque[Delivery] = field(default_factory=deque)
     coming: int = 0
     last: Place = (-1, b"")
     after: Place | None = None
     is_counted: bool = True
     read: int = 0
-    claimed: Place = (-1, b"")
     ended_ms: int = 0
+    claims: list[tuple[Place, int, Delivery]] = field(default_factory=list)
+    _end: Place = (-1, b"")
+    """Every row behind the heads is at this place or earlier."""
 
     @property
     def is_hungry(self) -> bool:
@@ -110,7 +117,7 @@ class Group:
 
         While its heads wait, none may.
         """
-        if self.waits:
+        if (self.left or len(self.heads) >= self.places) and self.waits:
             return False
         count = len(self.rows) + self.coming
         return not (self.heads or count) or count < room // _GROUP_PART
@@ -142,19 +149,32 @@ class Group:
         Returns:
             True if it is a claim that runs and takes a place: it is a head now, and has to wait.
         """
-        self.coming = max(self.coming - 1, 0)
+        if self.coming:
+            self.coming -= 1
         row = one.row
         if row.claim is not None and row.ready_ms > now_ms and not row.is_along:
             self.heads[one], self.left = 0, 0
             return True
-        heapq.heappush(self.rows, (place, one))
-        self.note_claim(row)
+        self._put(place, one)
+        self.note_claim(one)
         return False
 
-    def note_claim(self, row: Row) -> None:
-        """Update `claimed` by a row behind the head, if the row is a claim."""
-        if row.claim is not None:
-            self.claimed = max(self.claimed, place_of(row))
+    def _put(self, place: Place, one: Delivery) -> None:
+        if place > self._end or not self.rows:
+            self.rows.append(one)
+            self._end = place
+        else:
+            self.rows.insert(self._find(place), one)
+
+    def _find(self, place: Place) -> int:
+        """How many rows behind the heads are before a place."""
+        return bisect_left(self.rows, place, key=_place_in)
+
+    def note_claim(self, one: Delivery) -> None:
+        """Record a row behind the heads if it is a claim."""
+        if one.row.claim is not None:
+            # A claim that was released and reread is another delivery at the same place.
+            heapq.heappush(self.claims, (place_of(one.row), id(one), one))
 
     def next(self, now_ms: int) -> Delivery | None:
         """Make the first row in memory a head; None if no place is free, or there is no row.
@@ -163,28 +183,25 @@ class Group:
         """
         if not (self.rows and self.has_place):
             return None
-        is_plain = self.rows[0][0] > self.claimed
-        head = (None if is_plain else self._take_claimed(now_ms)) or heapq.heappop(self.rows)[1]
+        claimed = self._take_claimed(now_ms) if self.claims else None
+        head = self.rows.popleft() if claimed is None else claimed
         self.heads[head], self.left = 0, 0
         return head
 
     def _take_claimed(self, now_ms: int) -> Delivery | None:
         """Take out the first claim that still runs, if the first row was never handed out."""
-        first = self.rows[0][1]
+        first = self.rows[0].row
         # A row handed out before may be retried while its caller still has rows of the same call.
-        if self.is_ordered and (first.row.attempt or first.row.not_before_ms):
+        if self.is_ordered and (first.attempt or first.not_before_ms):
             return None
-        claims = [
-            entry
-            for entry in self.rows
-            if entry[1].row.claim is not None and entry[1].row.ready_ms > now_ms
-        ]
-        if not claims:
-            return None
-        claimed = min(claims)
-        self.rows.remove(claimed)
-        heapq.heapify(self.rows)
-        return claimed[1]
+        while self.claims:
+            place, _, one = heapq.heappop(self.claims)
+            index = self._find(place)
+            is_behind = index < len(self.rows) and self.rows[index] is one
+            if is_behind and one.row.claim is not None and one.row.ready_ms > now_ms:
+                del self.rows[index]
+                return one
+        return None
 
     @property
     def held_back(self) -> tuple[str, int]:
@@ -195,13 +212,8 @@ class Group:
 
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
         """Return the first rows behind the head, up to an unwanted row; they are not taken out."""
-        rows = self.rows
-        taken: list[tuple[Place, Delivery]] = []
-        while rows and self.is_ordered and len(taken) < count and is_wanted(rows[0][1].row):
-            taken.append(heapq.heappop(rows))
-        for entry in taken:
-            heapq.heappush(rows, entry)
-        return [one for _, one in taken]
+        wanted = takewhile(lambda one: is_wanted(one.row), islice(self.rows, count))
+        return list(wanted) if self.is_ordered else []
 
     def passed(self, now_ms: int) -> Delivery | None:
         """The head, if a row in memory comes before it; None in a group without order.
@@ -210,31 +222,33 @@ class Group:
         """
         if not (self.is_ordered and self.rows):
             return None
+        first = place_of(self.rows[0].row)
         for one in self.heads:
-            if self.rows[0][0] < place_of(one.row):
+            if first < place_of(one.row):
                 return None if one.row.claim is not None and one.row.ready_ms > now_ms else one
         return None
 
     def take_back(self, head: Delivery) -> None:
         """Put a head, which no handler has, back among the other rows, in order."""
         del self.heads[head]
-        heapq.heappush(self.rows, (place_of(head.row), head))
+        self._put(place_of(head.row), head)
 
     def leave(self) -> list[Delivery]:
         """Release the rows after the heads and after the last claim to the store; returns them."""
         if not self.heads:
             return []
-        claimed = [place for place, one in self.rows if one.row.claim is not None]
+        claimed = [place_of(one.row) for one in self.rows if one.row.claim is not None]
         heads = [place_of(head.row) for head in self.heads]
         if self.after is not None:
             heads = [place for place in heads if place <= self.after]
         last = max((*heads, *claimed), default=None)
         if last is None:
             return []
-        left = [one for place, one in self.rows if place > last]
+        kept = bisect_right(self.rows, last, key=_place_in)
+        left = list(islice(self.rows, kept, None))
         if left:
-            self.rows = sorted(entry for entry in self.rows if entry[0] <= last)
-            self.after = self.last = last
+            self.rows = deque(islice(self.rows, kept))
+            self.after = self.last = self._end = last
         return left
 
     def leave_all(self, number: int) -> list[Delivery]:
@@ -243,18 +257,17 @@ class Group:
         Args:
             number: The number of the wait that goes on for the group.
         """
-        left = [*(one for _, one in self.rows), *self.heads]
+        left = [*self.rows, *self.heads]
         if self.heads:
             self.after = self.last = min(one.row.due_ms for one in left) - 1, LAST
-            self.heads, self.rows, self.left = {}, [], number
+            self.heads, self.rows, self.left = {}, deque(), number
         return left
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """Remove and return the rows behind the head that `unwanted` accepts."""
-        removed = [one for _, one in self.rows if unwanted(one)]
+        removed = [one for one in self.rows if unwanted(one)]
         if removed:
-            self.rows = [entry for entry in self.rows if not unwanted(entry[1])]
-            heapq.heapify(self.rows)
+            self.rows = deque(one for one in self.rows if not unwanted(one))
         return removed
 
 
@@ -435,7 +448,7 @@ class GroupLane:
                 dues_ms.append(group.after[0])
             dues_ms += [head.row.due_ms for head in group.heads if not head.begun_us]
             if group.rows:
-                dues_ms.append(group.rows[0][0][0])
+                dues_ms.append(group.rows[0].row.due_ms)
         return min(dues_ms, default=None)
 
     def wake(self, dues_ms: Collection[int] | None = None) -> bool:
@@ -499,7 +512,7 @@ class GroupLane:
         """Let the groups of chosen rows be reread once more, because the rows could not be read."""
         for row in chosen:
             group = self.groups[row.group or ""]
-            group.after = group.last = max([after, *(entry[0] for entry in group.rows)])
+            group.after = group.last = max([after, *(place_of(one.row) for one in group.rows)])
             group.coming = 0
 
     def skip(self, row: Row) -> None:
@@ -517,4 +530,4 @@ class GroupLane:
 
     def rows(self) -> list[Delivery]:
         """All rows in memory behind heads."""
-        return [one for group in self.groups.values() for _, one in group.rows]
+        return [one for group in self.groups.values() for one in group.rows]

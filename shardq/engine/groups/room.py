@@ -23,7 +23,6 @@ engine calls the rest.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -314,14 +313,16 @@ class GroupLanes(Part):
     def _take_in(
         self, mine: GroupLane, rows: Sequence[Row], places: Iterable[Place]
     ) -> list[Delivery]:
-        names: dict[str, None] = {}
-        groups, now_ms = mine.groups, self._clock.now_ms()
-        for place, one in zip(places, self._memory.take_in(rows, mine.lease), strict=True):
-            name = one.row.group or ""
-            if groups[name].add(place, one, now_ms):
-                self._wait(groups[name], one, one.row.ready_ms)
-            names[name] = None
-        return self._offer(mine, names)
+        taken, groups, now_ms = (
+            self._memory.take_in(rows, mine.lease),
+            mine.groups,
+            self._clock.now_ms(),
+        )
+        for place, one in zip(places, taken, strict=True):
+            group = groups[one.row.group or ""]
+            if group.add(place, one, now_ms):
+                self._wait(group, one, one.row.ready_ms)
+        return self._offer(mine, dict.fromkeys(row.group or "" for row in rows))
 
     def _offer(self, mine: GroupLane, names: Iterable[str]) -> list[Delivery]:
         """Choose new heads of groups; returns heads that are due, and lets the other heads wait."""
@@ -378,39 +379,51 @@ class GroupLanes(Part):
             one: The delivery that ended.
             is_last: True if the calling thread takes another row from `ready` at once.
         """
-        shard, name = one.row.shard, one.row.group or ""
+        row = one.row
         with self._lock:
-            mine = self._lanes.get(shard.lane)
-            group = None if mine is None else mine.groups.get(name)
+            mine = self._lanes.get(row.shard.lane)
+            group = None if mine is None else mine.groups.get(row.group or "")
             if mine is None or group is None or one not in group.heads:
                 self._begun.pop(one, None)
                 return
-            del group.heads[one]
+            heads, rows = group.heads, group.rows
+            del heads[one]
             group.ended_ms = self._clock.now_ms()
-            rows = group.rows
-            if (
-                rows
-                and group.has_place
-                and rows[0][0] > group.claimed
-                and not (rows[0][1].is_stale or rows[0][1].row.not_before_ms)
-            ):
+            head = rows[0] if rows and not group.claims and group.has_place else None
+            if head is not None and not (head.is_stale or head.row.not_before_ms):
                 # Every message of a backlog takes this path, so it is short.
-                head = heapq.heappop(rows)[1]
-                group.heads[head] = 0
+                rows.popleft()
+                heads[head] = 0
                 if mine.lease.window:
                     head.lead(careful=mine.needs_care(head.row))
                 head.line_up(group.line, group.ended_ms)
                 self._ready.offer(head, is_taken=is_last)
-            elif not rows:
-                mine.forget(name)
+                is_awaited = False
             else:
-                self._ready.add(self._offer(mine, (name,)))
-            is_awaited = (not group.heads and group.after is not None) or group.waits
+                if rows:
+                    self._ready.add(self._offer(mine, (row.group or "",)))
+                else:
+                    mine.forget(row.group or "")
+                is_awaited = (not heads and group.after is not None) or group.waits
             if group.after is not None and len(rows) < GROUP_ROWS_MIN:
                 is_awaited = is_awaited or len(rows) == GROUP_ROWS_MIN - 1
                 self._is_hungry = True
         if is_awaited:
             self._news.wake()
+
+    def all_stored(self, ones: Iterable[Delivery]) -> None:
+        """Record that the rows of deliveries are gone, as `stored` does."""
+        lanes, begun = self._lanes, self._begun
+        for one in ones:
+            if not one.grouped:
+                continue
+            row = one.row
+            mine = lanes.get(row.shard.lane)
+            group = None if mine is None else mine.groups.get(row.group or "")
+            # Most deliveries that were acked have ended already.
+            is_over = group is None or one not in group.heads
+            if begun or one.careful or not is_over or (mine is not None and mine.listed):
+                self.stored(one)
 
     def stored(self, one: Delivery) -> None:
         """Record that the row of a delivery is gone from its lane."""
@@ -830,7 +843,8 @@ class GroupLanes(Part):
         """Update a row behind the heads; None: the row is gone."""
         if row is not None:
             self._memory.replace(one, row)
-            group.note_claim(row)
+            with self._lock:
+                group.note_claim(one)
             return
         with self._lock:
             group.remove(lambda other: other is one)

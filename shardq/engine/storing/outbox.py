@@ -404,9 +404,7 @@ class Outbox(Part):
         for one in ones:
             self._running.pop(one.row.id, None)
         self._memory.forget_all(ones)
-        for one in ones:
-            if one.grouped:
-                self._groups.stored(one)
+        self._groups.all_stored(ones)
 
     def leave_behind(self, one: Delivery) -> None:
         """Let the next flush delete a delivery's row, as its claim exists beside the row."""
@@ -728,6 +726,5 @@ class Outbox(Part):
         running = self._running
         for one in ended:
             running.pop(one.row.id, None)
-            if one.grouped:
-                self._groups.stored(one)
+        self._groups.all_stored(ended)
         self._memory.forget_all(ended)
