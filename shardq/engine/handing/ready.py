@@ -495,8 +495,8 @@ class Ready:
             first_ms = heap[0][0] if heap else NEVER
             head = turns.first(band) if turns.due else None
             if head is not None:
-                if since_ms(head) < first_ms:
-                    first_ms = since_ms(head)
+                if (head_ms := since_ms(head)) < first_ms:
+                    first_ms = head_ms
                 else:
                     head = None
             horizon = self._horizon[band]

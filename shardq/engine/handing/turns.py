@@ -184,20 +184,33 @@ class Turns:
 
     def take(self, one: Delivery) -> None:
         """Take out the head that `first` returned: it is handed out."""
-        heapq.heappop(self._turns[one.band])
-        line = one.line
-        self.due -= 1
+        turns, line = self._turns[one.band], one.line
         if line is None:
+            heapq.heappop(turns)
+            self.due -= 1
             return
-        heapq.heappop(line.heads)
+        heads = line.heads
+        heapq.heappop(heads)
+        line.left -= 1
+        after = heads[0][3] if heads else None
+        is_free = line.bucket is None and one.gate is None and not line.until_us
+        if after is not None and is_free and after.band == one.band and after.gate is None:
+            # Every message of a backlog takes this path, so it is short.
+            if line.left <= 0:
+                line.left = line.tier
+                line.begin_ms, line.number = self._clock.now_ms(), next(self._numbers)
+            line.turn = after
+            heapq.heapreplace(turns, (line.begin_ms, line.number, next(self._numbers), after))
+            return
+        heapq.heappop(turns)
+        self.due -= 1
         if one.gate is not None:
             one.gate.due -= 1
             one.gate.begin()
         line.turn = None
-        line.left -= 1
         if line.bucket is not None:
             line.bucket.take(self._clock.boot_us())
-        if line.heads:
+        if heads:
             self._enter(line, goes_on=line.left > 0)
         else:
             del self._lines[line]
