@@ -520,6 +520,20 @@ def test_the_record_of_one_message_is_one_read_however_many_lanes(
         assert counters["reads:ledger"] - before == 1
 
 
+def test_a_first_read_of_group_lanes_is_few_requests_however_many_lanes(
+    cassandra_url: str, queue: str
+) -> None:
+    with shardq.connect(cassandra_url) as db:
+        mail = db.queue(queue, lanes=1)
+        mail.put("x", group="g")
+        counters = db._home.store.counters
+        before = counters["reads:catch-up"]
+        [message] = mail.receive(wait="10s")
+        mail.ack(message)
+        # Three minutes of 64 group lanes, 25 at once, and those of two plain lanes.
+        assert counters["reads:catch-up"] - before <= 40
+
+
 # Processes --------------------------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ class Pages(Part):
             self.page_rows = max(self.page_rows // 2, 1)
             raise
         if rows:
-            self._adapt(rows, sum(one.limit for one in wanted))
+            self._adapt(rows, sum(one.limit * len(one.lanes) for one in wanted))
         return rows
 
     def _adapt(self, rows: Sequence[Row], limit: int) -> None:
@@ -121,7 +121,10 @@ class Pages(Part):
         self.body_bytes += (seen - self.body_bytes) * (1.0 if seen > self.body_bytes else 0.2)
         self.knows_bodies = True
         fits = int(PAGE_BYTES / (self.body_bytes + ROW_BYTES))
-        grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
+        grown = self.page_rows
+        if len(rows) >= min(limit, self.page_rows):
+            # A read of several lanes may have brought more.
+            grown = max(2 * self.page_rows, len(rows))
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
     def next_minute(self, minute: int) -> int | None:

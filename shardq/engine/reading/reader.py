@@ -545,7 +545,7 @@ class Reader(Part):
         """Read pages; returns the lanes of which a shard was refused."""
         sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
         try:
-            rows = self._pages.read(*(page.wanted for page in pages))
+            rows = self._pages.read(*_joined(page.wanted for page in pages))
         except (StoreUnavailable, StoreTimeout):
             for lane, *_ in pages:
                 lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
@@ -621,6 +621,14 @@ class Reader(Part):
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
+
+
+def _joined(slices: Iterable[Slice]) -> list[Slice]:
+    """Join slices that differ in their lanes only: a store may read them by one request."""
+    lanes: dict[Slice, list[int]] = {}
+    for one in slices:
+        lanes.setdefault(one._replace(lanes=()), []).extend(one.lanes)
+    return [one._replace(lanes=numbers) for one, numbers in lanes.items()]
 
 
 def _place_of(row: Row) -> tuple[Shard, int, bytes]:
