@@ -41,9 +41,9 @@ _NAMED_MAX = 100
 def audit(*, queue: str, since: str | None, until: str | None, each: bool, with_dead: bool) -> Exit:
     """Check that each message put into QUEUE has ended or is still there.
 
-    Ends with 19 where one is not, and names it; with 18 where QUEUE keeps no history, without which
-    nothing can be audited. Goes back as far as the history is whole. Where nothing has entered, it
-    says so and ends with 0.
+    Ends with 19 if a message does not fit, and names it; with 18 if QUEUE keeps no history, without
+    which no audit is possible. Goes back as far as the history is complete. If no message has
+    entered, prints so and ends with 0.
 
     The dead letters of QUEUE are a queue of their own, QUEUE.dead. With --dead, that one has to
     balance too.

@@ -33,9 +33,9 @@ _MET = {True: "yes", False: "NO", None: ""}
 def bench(*, names: Sequence[str], quick: bool, only: Sequence[str]) -> None:
     """Measure puts, drains and lateness, and what the bare driver reaches in the same run.
 
-    By NAME only that is measured, as by --only.
+    With NAME, only that is measured, as with --only.
 
-    All of it happens in a temporary directory or keyspace beside the store, which is removed at the
+    Everything runs in a temporary directory or keyspace beside the store, which is removed at the
     end.
     """
     lines = benchmarks.run(

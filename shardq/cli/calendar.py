@@ -76,18 +76,19 @@ def calendar(
 ) -> None:
     """Show what comes due in QUEUES, or in all queues: messages that wait, and firings ahead.
 
-    A heat map for each queue. Below it stand the hot minutes, the worst first, and when that which
-    is due now will be done:
+    A heat map for each queue. Below it stand the hot minutes, the worst first, and when the
+    messages that are due now will be done:
 
     \b
-    hot        more is due in that minute than is done in it. The queue's rate is
-               a limit. What consumers can do is known where they were late in two
-               of the last 5 minutes, one after the other; else hot is what is far
-               above other minutes, and above what was done in one
+    hot        more messages are due in the minute than can be done in it, by the
+               queue's rate and by its consumers. The consumers' speed is known
+               only if they were late in two successive minutes of the last 5;
+               else a minute is hot if far more messages are due than in others,
+               and more than were done in any minute
     done       deliveries a second in this minute and the one before, or in the
-               last 5 minutes where these were few
-    come in    messages put a second in the same time, or what is known to come
-               due, whichever is more
+               last 5 minutes if those were few
+    come in    messages put a second in the same time, or messages known to come
+               due, whichever are more
 
     Messages in flight are not counted. It writes nothing to the store.
     """  # noqa: D301 - click's own mark

@@ -99,9 +99,9 @@ def check(
                   a schedule
     for tests     a variable is set that is meant for tests
 
-    --all visits every partition of QUEUE. It moves to now the messages that its consumers have
-    passed by, deletes those whose end the history records, and mends the totals by what is there,
-    for which it waits up to 10 s where processes are counting. After a node of Cassandra was away
+    --all visits every partition of QUEUE. It moves messages that consumers have passed by to now,
+    deletes messages whose end the history records, and corrects the totals by the messages that
+    exist. It waits up to 10 s for processes that are counting. After a node of Cassandra was away
     for longer than gc_grace, add consistency=all to the url, so that the rows of every node are
     seen. Nothing else writes.
     """  # noqa: D301 - click's own mark

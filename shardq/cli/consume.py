@@ -112,16 +112,16 @@ def consume(
 ) -> Exit:
     """Handle the messages of one or more QUEUEs as they come due.
 
-    Prints each body where neither --exec, --out nor --json is given. A queue that does not exist
-    is created. Stops on Ctrl-C or SIGTERM: messages that are being handled are finished within
+    Prints each body if none of --exec, --out and --json is given. A queue that does not exist is
+    created. Stops on Ctrl-C or SIGTERM: messages that are being handled are finished within
     --deadline, the others are left to other consumers.
 
     Jobs of tasks are for `shardq work`, which runs their functions. Where messages are only
     printed, without --exec and --out, this stops at the first job, and leaves it in QUEUE.
 
-    Stops as well where its output cannot be written, or the command of --exec cannot be started.
-    Nothing is acked then that was not done, and no message spends an attempt for it. A line of
-    which a part was written is written again as a whole.
+    Also stops if its output cannot be written, or the command of --exec cannot be started. Then
+    unfinished messages are not acked, and spend no attempt. If only part of a line was written, the
+    whole line is written again later.
     """
     deadline_ms = times.duration_ms(deadline, name="--deadline")
     for number, name in enumerate(queues):

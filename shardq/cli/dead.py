@@ -113,8 +113,8 @@ def dead(
 ) -> Exit:
     """Show the dead messages of QUEUE and why they died. Put them back, or delete them.
 
-    Without QUEUE, it counts those of each queue by their reasons. With one ID, all of that message
-    is shown. Ends with 1 where a message of an ID is not there.
+    Without QUEUE, counts the dead messages of each queue by reason. With one ID, shows the whole
+    message. Ends with 1 if the message of an ID does not exist.
     """
     if queue is None:
         if redrive or delete or purge or reason or limit:

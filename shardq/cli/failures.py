@@ -46,9 +46,9 @@ def failures(*, queues: tuple[str, ...], limit: int, since: str | None, task: st
     next     again in: when it is delivered again; is due: as soon as a
              consumer is free; runs again; dead: when somebody puts it back
 
-    A message is shown while it is there: until a later attempt has succeeded, or its dead letter
-    is put back or deleted. One that waits for its next attempt for more than a day is left out. Of
-    a queue with many messages the 20,000 due first are read.
+    A message is shown until a later attempt succeeds, or until it is dead and put back or deleted.
+    A message whose next attempt is more than a day away is left out. If a queue has many messages,
+    the 20,000 due first are read.
     """  # noqa: D301 - click's own mark
     db = options.connect()
     now_ms = db._home.clock.now_ms()

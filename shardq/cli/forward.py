@@ -33,9 +33,9 @@ def forward(
 ) -> Exit:
     """Move messages of QUEUE into another queue, under their ids and with all attempts there.
 
-    Those due first are moved first; what is being delivered stays. What consumers of QUEUE hold
-    already may run in both queues: pause QUEUE before. Named by their IDs, messages are searched.
-    Then it ends with 21 where there is no such message, with 22 where it runs now.
+    Messages due first are moved first; messages that are being delivered stay. A message that a
+    consumer of QUEUE has already read may run in both queues: pause QUEUE before. For IDs the
+    command searches QUEUE, and ends with 21 if a message does not exist, with 22 if it runs now.
     """
     if ids and (limit or rate or to is None):
         raise click.UsageError("IDs go with --to alone.")

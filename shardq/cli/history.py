@@ -36,9 +36,9 @@ _INDENT = "    "
 def history(*, queue: str, message_id: str | None, since: str | None, until: str | None) -> Exit:
     """Show what became of the message ID of QUEUE, or of all that entered QUEUE.
 
-    QUEUE must keep a history. An id that shardq made up is found at once. One of your own is
+    QUEUE must keep a history. An id that shardq made up is found at once. An id of your own is
     searched for between --since and --until, or in the whole history. A key stands for the id of
-    the message that has it, until that has ended. Ends with 1 where nothing is recorded.
+    the message that has it, until that message has ended. Ends with 1 if nothing is recorded.
     """
     width = screen.console().width
     source = options.queue_of(queue)

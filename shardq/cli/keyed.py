@@ -58,13 +58,13 @@ def move(
     """Let messages of QUEUE be due at another time; with --delay 0s, now.
 
     A message that waits for its due, for a retry or for a consumer is moved, and keeps its attempts
-    and its last error. By its key it does not run at its old time, whatever crashes. Without one it
-    is named by its ID, which is searched, or its RECEIPT: best effort, for a consumer may hold it
-    already. Ends with 21 where there is no such message, with 22 where it runs now; nothing is
-    changed then.
+    and its last error. With --key the message never runs at its old time, whatever crashes. Without
+    a key, name it by its ID, which takes a search, or by its RECEIPT: best effort, because a
+    consumer may hold the message already. Ends with 21 if the message does not exist, with 22 if it
+    runs now; both change nothing.
 
-    Of several each is tried. A code other than 0 is that of the first that failed. With --failed
-    it ends with 0, whatever ends or runs meanwhile.
+    Each of several messages is tried. A code other than 0 is that of the first failure. With
+    --failed the command ends with 0, even if messages end or run meanwhile.
     """
     check_named(ids, keys, of_failed=of_failed)
     if task is not None and not of_failed:
@@ -116,10 +116,9 @@ def _failed(source: Queue, task: str | None) -> Iterator[Message]:
 def edit(queue: str, key: str | None, body: str | None, headers: tuple[str, ...]) -> Exit:
     """Change the message of QUEUE that has a key; its due and its id stay.
 
-    A message that waits for its due, for a retry or for a consumer is edited: it does not run as it
-    was before. Headers that are given take the place of all that it has; what is not given stays.
-    Ends with 21 where no such message has the key, with 22 where it runs now; nothing is changed
-    then.
+    The message may wait for its due, for a retry or for a consumer: it never runs as it was before.
+    Given headers replace all headers; a part that is not given stays. Ends with 21 if no waiting
+    message has the key, with 22 if the message runs now; both change nothing.
     """
     if key is None:
         raise click.UsageError("give --key: the key of the message.")

@@ -54,10 +54,10 @@ def limits(
     """List the limits of QUEUE and its groups; or set those of GROUPS or a task, or explain them.
 
     GROUPS is the name of a group, or the beginning of names and a *, or * for each group that no
-    other limit names. The limits that are given replace those that GROUPS had. A name comes before
-    the longest beginning. Without an option the limits that hold for one group are explained, with
-    its messages that are due and that run, and about when the last of the due ones begins. A task
-    has --rate, --burst and --running, over all workers.
+    other limit names. The given limits replace all limits of GROUPS. A name precedes the longest
+    beginning of names. Without an option, explains the limits of one group: its due and running
+    messages, and about when the last due message begins. A task has --rate, --burst and --running,
+    over all workers.
     """
     wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if rate:

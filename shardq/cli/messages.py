@@ -81,11 +81,12 @@ def put(
 ) -> None:
     """Put one message into QUEUE, which is created where it does not exist.
 
-    BODY is read from stdin where it is left out or `-`. Prints the message's id; with --json also
-    its due and the receipt that cancels it. With --key, that is the message that has the key.
+    Without BODY, or with `-`, the body is read from stdin. Prints the message's id; with --json
+    also its due and the receipt that cancels it. With --key, the id is that of the message that
+    has the key, perhaps an earlier one.
 
-    With --task it is a job, as `shardq work` runs it, and has --args for a body. Without --app
-    nothing is checked of these: a worker finds out.
+    With --task the message is a job, which `shardq work` runs, and --args takes the place of the
+    body. Without --app neither task nor arguments are checked: the worker finds mistakes.
     """
     chosen["headers"] = given = options.headers_of(headers)
     if task is None:
@@ -134,8 +135,8 @@ def tell_put(message: Message) -> None:
 def peek(*, queue: str, limit: int, message_id: str | None, key: str | None) -> Exit:
     """Show the messages of QUEUE that are due first, those in flight too. It takes none.
 
-    With --key, it shows one message whole, body and headers; with --id too, for which it searches
-    QUEUE. Ends with 1 where that message is not there.
+    With --key or --id, shows one message whole, with body and headers; --id searches QUEUE. Ends
+    with 1 if the message does not exist.
     """
     if message_id is not None and key is not None:
         raise click.UsageError("give --key or --id, not both.")
@@ -320,15 +321,15 @@ def show_message(
 def cancel(queue: str, ids: tuple[str, ...], keys: tuple[str, ...]) -> Exit:
     """Cancel messages of QUEUE that have not been delivered yet.
 
-    By its key that is exact, whatever crashes, also of one that is dead. Ends with 21 where no
-    message has the key, with 22 where it runs now: then its handler is asked to stop, and it is not
-    delivered again.
+    With --key this is exact, whatever crashes, and works for a dead message too. Ends with 21 if no
+    message has the key; with 22 if the message runs now: then its handler is asked to stop, and the
+    message is not delivered again.
 
-    Without a key a message is named by its ID, which is searched, or by the RECEIPT that `put
-    --json` printed. Best effort: a delivery that has begun is not stopped. Ends with 5 where there
-    is nothing to cancel.
+    Without a key, name a message by its ID, which takes a search, or by the RECEIPT that `put
+    --json` printed. This is best effort: a delivery that has begun is not stopped. Ends with 5 if
+    there is nothing to cancel.
 
-    Of several each is tried. A code other than 0 is that of the first that failed.
+    Each of several messages is tried. A code other than 0 is that of the first failure.
     """
     check_named(ids, keys)
     source = options.queue_of(queue)

@@ -120,9 +120,8 @@ def produce(
     where it does not exist. An interrupted write is repeated as it was, so that nothing is put
     twice.
 
-    FILE may be a pipe: each line is stored as soon as it is there. Ctrl-C or SIGTERM ends it once
-    all lines that were read are stored, but for a last one whose end has not come yet; a second
-    signal ends it at once.
+    FILE may be a pipe: each line is stored as soon as it arrives. Ctrl-C or SIGTERM ends the
+    command once all whole lines that were read are stored; a second signal ends it at once.
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")

@@ -392,7 +392,7 @@ def pause(queue: str, **names: str | None) -> None:
 @options.queue
 @_pauses
 def resume(queue: str, **names: str | None) -> None:
-    """Deliver QUEUE again, or a part of it. What came due in the meantime comes first."""
+    """Deliver QUEUE again, or a part of it. Messages due in the meantime come first."""
     named = _named(names)
     options.queue_of(queue).resume(**names)
     click.echo(f"{queue}: resumed{named}")

@@ -63,8 +63,9 @@ def running(queues: tuple[str, ...], task: str | None) -> None:
     since   when its handler was called
     for     how long ago that was
 
-    A consumer says every 3 s what it runs, and names the 32 runs that began first. One that was
-    killed is still shown for 10 s. Messages that a program took by `receive` are not shown.
+    A consumer reports every 3 s what it runs, and names the 32 runs that began first. The runs of a
+    killed consumer are still shown for 10 s. Messages that a program took by `receive` are not
+    shown.
     """  # noqa: D301 - click's own mark
     db = options.connect()
     now_ms = db._home.clock.now_ms()

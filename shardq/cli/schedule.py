@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 def schedule() -> None:
     """Put messages or jobs again and again, by schedules: see the commands below.
 
-    A queue's consumers fire its schedules, `shardq consume` and `shardq work`: any of them, and
-    each fire time once. What is done here holds for all of them at once.
+    The consumers of a queue, `shardq consume` and `shardq work`, fire its schedules: each fire time
+    is fired once, by any of them. A change made here holds for all consumers at once.
     """
 
 
@@ -79,9 +79,9 @@ def add(
 ) -> None:
     """Put BODY into QUEUE again and again, by a schedule called NAME.
 
-    BODY is read from stdin where it is left out or `-`. With --task jobs are put instead, as
-    `shardq work` runs them. QUEUE is created where it does not exist. Making the very same schedule
-    again changes nothing; ends with 23 where another one has the name.
+    Without BODY, or with `-`, the body is read from stdin. With --task the schedule puts jobs,
+    which `shardq work` runs. A missing QUEUE is created. Adding the same schedule again changes
+    nothing; ends with 23 if a different schedule has the name.
     """
     if task is None and (arguments is not None or app_name is not None):
         raise click.UsageError("--args and --app belong to --task; name the task as well.")
@@ -224,10 +224,10 @@ def preview(
 ) -> None:
     """Show the next fire times of the schedule NAME of QUEUE, or of one that is not made.
 
-    Each is shown by the wall clock and in UTC, with its message's due where --jitter or --spread
-    make it later, and the reason of what is unusual. Lines between them mark where the clocks are
-    changed. For a schedule that is not made give --every or --cron; no store is needed then.
-    Otherwise --tz is the zone to show times in.
+    Each fire time is shown by the wall clock and in UTC, with the due of its message if --jitter or
+    --spread make it later, and with the reason for anything unusual. Lines between fire times mark
+    changes of the clocks. For a schedule that does not exist give --every or --cron; this needs no
+    store. For an existing one --tz is the zone to show times in.
     """
     if queue is None:
         definition = _drafted(given)
@@ -312,11 +312,11 @@ def _show_firings(
 def change(*, queue: str, name: str, body: str | None, arguments: str | None, **given: Any) -> None:
     """Change the schedule NAME of QUEUE; what is not given stays.
 
-    When this ends, nothing fires any more as it was before, but for what was due within 0.1 s, on
-    Cassandra 2.5 s. Zone, start and end stay where only the times are changed. An empty text takes
-    back --start, --end, --window, --group, --key or --unique-for, and 0 --count. Headers that are
-    given take the place of all that it has, but for the name of a task. Ends with 21 where there is
-    no such schedule.
+    Once the command has ended, the old schedule fires no more, except for fire times within 0.1 s,
+    on Cassandra 2.5 s. If only the times are changed, zone, start and end stay. An empty text
+    removes --start, --end, --window, --group, --key or --unique-for; 0 removes --count. Given
+    headers replace all headers, except the name of a task. Ends with 21 if the schedule does not
+    exist.
     """
     is_timed = scheduling.is_timed(given)
     changes = scheduling.changes_of(given)
@@ -356,7 +356,7 @@ def _new_content(before: Schedule, body: str | None, arguments: str | None) -> b
 def pause(queue: str, name: str) -> None:
     """Let the schedule NAME of QUEUE not fire until it is resumed.
 
-    Its fire times meanwhile are passed by. Ends with 21 where there is no such schedule.
+    Fire times meanwhile are skipped. Ends with 21 where there is no such schedule.
     """
     source = options.queue_of(queue)
     _tell(source.schedules[name].pause(), source, "paused")
@@ -368,7 +368,7 @@ def pause(queue: str, name: str) -> None:
 def resume(queue: str, name: str) -> None:
     """Let the schedule NAME of QUEUE fire again, from its next fire time on.
 
-    A schedule that a clock which was ahead has fired goes by the clock again. Ends with 21 where
+    A schedule that was fired by a clock ahead follows the right clock again. Ends with 21 where
     there is no such schedule.
     """
     put_here_on_path()
@@ -387,7 +387,7 @@ def resume(queue: str, name: str) -> None:
 @options.queue
 @click.argument("name")
 def run(queue: str, name: str) -> None:
-    """Put what the schedule NAME of QUEUE puts, now; it fires as it would all the same.
+    """Put the message of the schedule NAME of QUEUE now; its fire times stay the same.
 
     Prints the message's id. Ends with 21 where there is no such schedule.
     """
@@ -409,11 +409,11 @@ def run(queue: str, name: str) -> None:
 def backfill(*, queue: str, name: str, after: str, until: str, dry_run: bool) -> None:
     """Put what the schedule NAME of QUEUE puts, once for each fire time of a span, all due now.
 
-    Each message has its fire time in its headers, as if it were of that time, and the id NAME@TIME.
-    Each call puts them again, under the same ids, and so those as well for which it has fired: see
-    by --dry-run how many that is, and ask for what is missing alone. Of a schedule with a --key one
-    message waits at a time, so that of a span one is put. Ends with 21 where there is no such
-    schedule.
+    Each message has its fire time in its headers, as if fired at that time, and the id NAME@TIME.
+    Each call puts all messages of the span again, under the same ids, even for times that have
+    fired: --dry-run shows how many, so that you can ask only for missing times. If the schedule has
+    a --key, only one message waits at a time, so one message is put for the span. Ends with 21 if
+    the schedule does not exist.
     """
     put_here_on_path()
     one = options.queue_of(queue).schedules[name]
@@ -442,7 +442,7 @@ def backfill(*, queue: str, name: str, after: str, until: str, dry_run: bool) ->
 def remove(queue: str, name: str) -> None:
     """Remove the schedule NAME of QUEUE: when this ends, it never fires again.
 
-    What it has put stays. Ends with 21 where there is no such schedule.
+    Its messages stay. Ends with 21 where there is no such schedule.
     """
     schedules = options.queue_of(queue).schedules
     try:

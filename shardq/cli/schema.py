@@ -20,9 +20,9 @@ from shardq.errors import UsageError
 def init() -> None:
     """Create the tables of the store, and on Cassandra its keyspace.
 
-    It may be repeated: a second run changes nothing, or makes the rest after an interrupted one. On
-    SQLite it is not needed: opening a file does the same. Tables of a format of before 0.1.0
-    are refused and stay as they are.
+    The command may be repeated: a second run changes nothing, or finishes an interrupted one.
+    SQLite does not need it, because opening a file creates the tables. Tables from before 0.1.0 are
+    refused and stay as they are.
     """
     chosen = options.store_url()
     shardq.init(chosen)
@@ -35,8 +35,9 @@ def init() -> None:
 def schema(kind: str | None) -> None:
     """Print the CQL or SQL that makes the tables. It connects to nothing.
 
-    Where neither cassandra nor sqlite is named, the store's url says which. The keyspace, its
-    copies and its data centre are those of a Cassandra url; without one they are shardq, 3 and all.
+    Without cassandra or sqlite the store's url decides. A Cassandra url gives the keyspace, the
+    number of copies and the data centre; without such a url: shardq, 3 copies, and all
+    data centres.
     """
     given = options.given_url() or os.environ.get(STORE_VARIABLE)
     if kind is None:

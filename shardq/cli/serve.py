@@ -141,8 +141,8 @@ def serve(
 
     The pages for people are under /pages.
 
-    Stops on Ctrl-C and SIGTERM: requests that wait for messages are answered with none, others are
-    finished within 10 s. A second signal waits for none. With --processes, SIGHUP replaces the
+    Stops on Ctrl-C and SIGTERM: requests that wait for messages get an empty answer, other requests
+    are finished within 10 s. A second signal waits for none. With --processes, SIGHUP replaces the
     processes, which read the certificate anew, and refuses no connection.
     """
     from shardq.server import declared, listening, supervise

@@ -47,9 +47,9 @@ _RECEIPT_CHARS = 60
 def show(*, queue: str, message: str | None, key: str | None, near: bool) -> Exit:
     """Show where a message of QUEUE is, and why it does not run.
 
-    A key or a RECEIPT says at once where the message is. An ID is searched: near, then among the
-    dead, then in all that the queue has, which takes long for a large one. Of a message that has
-    ended only a history says how. Ends with 1 where the message is not found.
+    A key or a RECEIPT leads to the message at once. For an ID the command searches: near, then
+    among the dead messages, then in the whole queue, which takes long if the queue is large. Only a
+    history shows how a message has ended. Ends with 1 if the message is not found.
     """
     if (message is None) == (key is None):
         raise click.UsageError("give an ID, a RECEIPT or --key, one of them.")
