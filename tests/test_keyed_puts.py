@@ -499,9 +499,10 @@ def test_a_slow_put_whose_row_is_taken_back_is_not_lost_where_that_is_not_answer
         other.put("second", key="order-7")
 
     apart.faults.call("insert", freeze, after=False)
-    apart.faults.fail("delete", applied=True)
+    apart.faults.fail("delete", times=10, applied=True)
     with pytest.raises(StoreTimeout) as error:
         queue.put("first", key="order-7", delay="1h", on_conflict="replace")
+    apart.faults.heal()
     other.ack(*other.receive())
     queue.put(error.value.messages[0])
     assert texts(queue) == ["first"]
@@ -542,9 +543,11 @@ def test_a_slow_put_whose_row_cannot_be_looked_for_is_stored_by_its_repeat(apart
         other.ack(*other.receive())
 
     apart.faults.call("insert", freeze, after=False)
-    apart.faults.call("insert", lambda: apart.faults.fail("find", error=StoreUnavailable("down")))
+    down = StoreUnavailable("down")
+    apart.faults.call("insert", lambda: apart.faults.fail("find", times=10, error=down))
     with pytest.raises(StoreTimeout, match="were written whose keys others have taken") as error:
         queue.put("first", key="order-7")
+    apart.faults.heal()
     drop_all(apart, other)
     assert queue.put(error.value.messages[0]).text == "first"
     assert texts(queue) == ["first"]

@@ -147,3 +147,100 @@ def test_a_slow_replace_that_has_run_meanwhile_is_not_put_anew(apart: Stage) -> 
     apart.clock.advance(7_200)
     # The old row is a copy, of a name that is free by now.
     assert queue.receive(10) == []
+
+
+@pytest.mark.parametrize("stands_s", [0.0, PATIENCE_S + 1])
+def test_a_put_whose_row_is_tried_as_who_has_its_name_ends_is_put_all_the_same(
+    apart: Stage, stands_s: float
+) -> None:
+    queue, other = (apart.connect().queue("mail", history="7d") for _ in range(2))
+    message = lost_put(apart, queue)
+    other.put("second", key="order-7", delay="1s")
+
+    def meanwhile() -> None:
+        apart.clock.advance(1)
+        other.ack(*other.receive())
+        # Readers leave the row alone as long as its writer may conclude from it.
+        apart.clock.advance(stands_s)
+        assert other.receive(wait="3s") == []
+
+    apart.faults.call("insert", meanwhile)
+    queue.put(message)
+    assert texts(queue) == ["first"]
+
+
+@pytest.mark.parametrize("purges", [False, True])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_replace_takes_back_the_row_of_a_message_that_has_ended_and_records_that(
+    apart: Stage, *, purges: bool, is_slow: bool
+) -> None:
+    queue, other = (apart.connect().queue("mail", history="7d") for _ in range(2))
+    queue.put("first", key="order-7", delay="1h")
+
+    def meanwhile() -> None:
+        if purges:
+            apart.clock.advance(0.001)
+            other.purge()
+        else:
+            apart.faults.fail("record")
+            other.cancel(key="order-7")
+        other.put("third", key="order-7", delay="1h")
+        apart.clock.advance(PATIENCE_S + 1 if is_slow else 0)
+
+    if is_slow:
+        apart.faults.call("insert", meanwhile)
+    else:
+        # The row that is replaced is deleted.
+        apart.faults.fail("delete", applied=True)
+    try:
+        queue.put("second", key="order-7", on_conflict="replace", delay="1h")
+    except StoreTimeout as error:
+        [message] = error.messages
+        meanwhile()
+        queue.put(message)
+    assert "third" not in texts(queue)
+    assert "second" in texts(queue)
+    audit = queue.audit()
+    assert audit.is_even, audit.line()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_replace_whose_message_runs_and_is_followed_by_another_is_done(
+    apart: Stage, *, is_slow: bool
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    queue.put("first", key="order-7", delay="1h")
+
+    def meanwhile() -> None:
+        apart.clock.advance(PATIENCE_S + 1)
+        [second] = other.receive()
+        assert second.text == "second"
+        other.put("third", key="order-7", delay="1h", on_conflict="debounce")
+
+    if is_slow:
+        apart.faults.call("insert", meanwhile)
+        queue.put("second", key="order-7", on_conflict="replace")
+    else:
+        apart.faults.fail("insert", applied=True)
+        with pytest.raises(StoreTimeout) as error:
+            queue.put("second", key="order-7", on_conflict="replace")
+        meanwhile()
+        assert queue.put(*error.value.messages).text == "second"
+    assert {"second", "third"} <= set(texts(queue))
+
+
+@pytest.mark.parametrize("verb", ["find", "delete"])
+def test_a_slow_put_leaves_no_row_behind_though_the_store_fails_it_twice(
+    apart: Stage, verb: str
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+
+    def meanwhile() -> None:
+        # Nobody waits longer for the row of a put.
+        apart.clock.advance(PATIENCE_S + 1)
+        other.cancel(other.put("second", key="order-7", delay="1h"))
+        apart.faults.fail(verb, times=2)
+
+    apart.faults.call("insert", meanwhile, after=False)
+    queue.put("first", key="order-7", delay="1h")
+    assert texts(queue) == ["first"]

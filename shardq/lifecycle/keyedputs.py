@@ -345,7 +345,7 @@ class KeyedPuts:
         if replaced:
             self._after_replacing(replaced)
         if displaced:
-            self._give_way([one.asked for one in planned if one.placing.name in displaced])
+            self._give_way([one for one in planned if one.placing.name in displaced])
 
     def _after_replacing(self, replaced: Sequence[tuple[Asked, Row | None]]) -> None:
         """Record and repair rows that replaced others; let readers of the others reread them."""
@@ -359,7 +359,7 @@ class KeyedPuts:
             if old is not None:
                 self._settler.tell([old])
 
-    def _give_way(self, many: Sequence[Asked]) -> None:
+    def _give_way(self, many: Sequence[_Planned]) -> None:
         """Take back the rows of puts that took so long that other messages have their keys.
 
         A new message is put anew under the same id, and may run twice if it has run meanwhile.
@@ -367,24 +367,33 @@ class KeyedPuts:
         Raises:
             StoreTimeout: A row is gone: its message has run, or was dropped.
         """
-        keys = self._keys.look(asked.name for asked in many)
+        keys = self._keys.look(asked.name for asked, _, _ in many)
         # If the key still names the same message, the command that displaced this put may use its
         # row.
-        late = [row for asked in many if (row := asked.tried) and not keys[asked.name].is_of(row)]
-        for asked in many:
+        late = {
+            row: old
+            for asked, _, old in many
+            if (row := asked.tried) and not keys[asked.name].is_of(row)
+        }
+        for asked, _, _ in many:
             # Renew before the rows are deleted, so that an error carries rows that can be stored.
             if asked.tried is not None and own_key(asked.tried).generation == 1:
                 self._renew(asked, asked.tried, keeps_id=True)
         with begun("messages were written whose keys others have taken over"):
-            there = [row.position for row in self._store.find([row.position for row in late])]
-            self._settler.delete(there)
+            # Repeat what fails, because the rows in an error are not these rows.
+            settler = self._settler
+            there = settler.repeated(lambda: settler.still_there(row.position for row in late))
+            found = [row for row in late if row.position in there]
+            over = [row for row in found if own_key(row).generation > 1]
+            settler.repeated(settler.delete, [row.position for row in found if row not in over])
+            self._end_nameless([*over, *(old for row in over if (old := late[row]))])
         for row in late:
             if row.position not in there:
                 raise StoreTimeout(
                     f"key {own_key(row).name!r} of queue {self._register.name!r} was taken over "
                     f"while its put was slow; whether its message ran meanwhile is not known."
                 )
-        for asked in many:
+        for asked, _, _ in many:
             asked.tried = None
 
     def _has_ended(self, asked: Asked, tried: Row, found: Standing) -> bool:
@@ -394,6 +403,9 @@ class KeyedPuts:
         row was deleted, the row stays deleted.
         """
         ledger, generation = self._settler.ledger, own_key(tried).generation
+        if found.key.behind is not None and _is_placed(tried, found.key.behind):
+            # It runs, and another message follows it.
+            return True
         if generation == 1:
             if ledger.covers(tried.shard.queue) and ledger.finished([tried]):
                 return True
@@ -403,18 +415,47 @@ class KeyedPuts:
                 return False
         is_known = found.key.is_of(tried) and found.key.generation < generation
         if self._store.write_timeout_ms and not is_known:
-            place = tried.position
-            if generation != NEVER and not self._store.find([place]):
-                # A deleted row cannot be written again. Write this row with a generation by which
-                # it never begins, and which readers leave alone, to see if it stays. If this fails,
-                # the next try deletes the row, and puts the message.
-                asked.tried = tried._replace(key=own_key(tried)._replace(generation=NEVER).text())
-                self._store.insert([asked.tried._replace(first=found.key.first)])
-                if not self._store.find([place]):
+            last = tried
+            if generation != NEVER and not self._store.find([tried.position]):
+                # If this fails, the next try deletes the row, and puts the message.
+                last = tried._replace(key=own_key(tried)._replace(generation=NEVER).text())
+                asked.tried = last
+                if self._was_deleted(last):
                     return True
-            self._settler.delete([place])
+            if 1 < own_key(last).generation < NEVER and not found.key.is_of(last):
+                # Its message has ended. A reader may have recorded that; if not, nobody else would.
+                self._end_nameless([last])
+            else:
+                self._settler.delete([last.position])
         self._renew(asked, tried, keeps_id=generation == 1 or tried.first is None)
         return False
+
+    def _was_deleted(self, trial: Row) -> bool:
+        """True if a row was written and deleted before: then it cannot be written again.
+
+        Writes the row, to see if it stays. By its generation it never begins, and readers leave it
+        alone for two write timeouts. False if this takes longer than one: a reader may have deleted
+        the row.
+        """
+        begun_us = self._clock.boot_us()
+        left_until_ms = self._clock.now_ms() + self._keys.patience_ms
+        self._store.insert([trial._replace(first=None, not_before_ms=left_until_ms)])
+        is_there = bool(self._store.find([trial.position]))
+        took_us = self._clock.boot_us() - begun_us
+        return not is_there and took_us < self._store.write_timeout_ms * 1_000
+
+    def _end_nameless(self, rows: Sequence[Row]) -> None:
+        """End messages that have lost their names, by all their rows.
+
+        Args:
+            rows: The rows, which exist.
+        """
+        before_us = self._register.settings.purged_before_us
+        bare = [row._replace(key=None) for row in rows]
+        purged = [row for row in bare if row.entered_us < before_us]
+        self._settler.end(purged, End.PURGED)
+        self._settler.end([row for row in bare if row not in purged], End.CANCELLED)
+        self._stats.add(purged=len({row.message_id for row in purged}))
 
     def _successor(self, asked: Asked, old: Row) -> Row:
         """The row that replaces a message: due as asked, with the message's id."""

@@ -156,11 +156,11 @@ class Settler:
         """
         # Read this only once: before a repeat, another member may have settled the new row, so that
         # both rows are gone.
-        there = self._repeated(lambda: self.still_there(move.old for move in moves))
-        self._repeated(self.carry_out, moves)
+        there = self.repeated(lambda: self.still_there(move.old for move in moves))
+        self.repeated(self.carry_out, moves)
         return {move.old for move in moves} - there
 
-    def _repeated(self, work: Callable[..., T], *given: Any) -> T:
+    def repeated(self, work: Callable[..., T], *given: Any) -> T:
         """Call `work`, and repeat the call if the store fails."""
         for _ in range(_REPEATS):
             try:
@@ -201,22 +201,22 @@ class Settler:
             The old positions whose rows were gone before any move was done, and the moves that are
             not done because other messages have their names.
         """
-        found = self._repeated(lambda: self._store.find([move.old for move in moves]))
+        found = self.repeated(lambda: self._store.find([move.old for move in moves]))
         there = {row.position: row for row in found}
         gone = {move.old for move in moves if move.old not in there}
-        left = self._repeated(
+        left = self.repeated(
             self._revive, [move for move in moves if move.old in there], names_there
         )
         # Another redrive may have put the messages back meanwhile.
-        still = self._repeated(lambda: self.still_there(move.old for move in left))
+        still = self.repeated(lambda: self.still_there(move.old for move in left))
         gone |= {move.old for move in left} - still
         kept = {move.old for move in left}
         done = [move for move in moves if move.old in there and move.old not in kept]
         if done:
             entering = [move.new for move in done]
             old = [there[move.old] for move in done]
-            self._repeated(self._leave, entering, old)
-            self._repeated(self.repair, entering)
+            self.repeated(self._leave, entering, old)
+            self.repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
 
     def _revive(self, moves: Sequence[RowMove], names_there: MessageKeys) -> list[RowMove]:
@@ -246,7 +246,7 @@ class Settler:
                 chosen[name] = (last or wanted)[0]
                 placings.append(names_there.placing(chosen[name].new, standing))
         refused, displaced = self.place(placings, names_there)
-        self._repeated(self._store.delete, [chosen[name].new.position for name in displaced])
+        self.repeated(self._store.delete, [chosen[name].new.position for name in displaced])
         done = {one.old for name, one in chosen.items() if name not in refused | displaced}
         return [move for move in moves if move.old not in done]
 
@@ -327,7 +327,7 @@ class Settler:
                     self._store.move(with_notes)
                 except StoreTimeout:
                     # Repeat it here: a caller that tries again would find no late row to repair.
-                    self._repeated(self._store.move, with_notes)
+                    self.repeated(self._store.move, with_notes)
             except StoreUnavailable as error:
                 # No row was moved, but the rows were written.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error

@@ -420,10 +420,14 @@ def key_misses_row(standing: Standing) -> bool:
 
 
 def _is_own(change: Change, key: KeyRow) -> bool:
-    """True if a name is as a change has made it, or as the change's message has left it."""
+    """True if a name is as a change has made it, or as the change's message has left it.
+
+    That message may run by now, and another message may follow it.
+    """
     row = change.insert[0]
     if not key.is_of(row):
-        return key.ended == keyrow.first_of(row)
+        is_followed = key.behind is not None and _is_own(change, key.behind)
+        return is_followed or key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
     # A command of the next generation may have undone a command, but never a put.
     is_command = KeyState.read(new["state"]).before is not None

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.model import ids
+from shardq.model.key import NEVER
 from shardq.records.keyrow import Does, KeyRow, is_dead, own_key
 
 if TYPE_CHECKING:
@@ -194,7 +195,8 @@ class StartRefusal(Enum):
     """The message was cancelled while it ran, or another message follows it: drop the row, and free
     the name."""
     COPY = "copy"
-    """A command by key has replaced the row: delete it, as its message has another row."""
+    """A command by key has replaced the row, or a put has only tried if the row stays: delete it,
+    as its message has another row, or none."""
     LATER = "later"
     """A command by key is about to replace the row: reread it in a while."""
     REPLACED = "replaced"
@@ -217,6 +219,10 @@ def refusal_of(row: Row, standing: Standing, view: View) -> StartRefusal:
         view: The times by which to judge.
     """
     key, behind, generation = standing.key, standing.behind, own_key(row).generation
+    if generation == NEVER:
+        # A put tries if this row stays, unless it has crashed.
+        is_over = view.now_us >= row.ready_ms * 1_000
+        return StartRefusal.COPY if is_over else StartRefusal.LATER
     if not key.is_of(row):
         return _of_another(row, standing, view)
     if generation == key.generation:
