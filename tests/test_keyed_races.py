@@ -171,6 +171,20 @@ def test_a_move_whose_old_row_cannot_be_deleted_leaves_a_copy_that_never_begins(
     assert may_begin(queue, row_of(queue, "order-7"))
 
 
+@pytest.mark.parametrize("call", [*COMMANDS, replaced])
+def test_what_a_move_has_left_is_removed_by_the_next_command(
+    slow: Stage, call: Callable[[Queue], object]
+) -> None:
+    queue = slow.connect().queue("mail")
+    queue.put("x", key="order-7", delay="1h")
+    slow.faults.fail("delete")
+    with pytest.raises(errors.StoreTimeout):
+        queue.move("order-7", delay="2h")
+    assert call(queue)
+    is_cancelled = queue.get("order-7") is None
+    assert len(left(queue)) + is_cancelled == 1
+
+
 def test_each_move_that_is_under_way_is_given_its_time(slow: Stage) -> None:
     queue = slow.connect().queue("mail")
     queue.put("x", key="order-7", delay="1h")

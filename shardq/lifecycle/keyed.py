@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.times import Due, Duration
-    from shardq.records.keyrow import KeyRow
     from shardq.records.register import Register
     from shardq.records.standing import Standing
 
@@ -174,10 +173,10 @@ class KeyedCommands:
                     change = self._keys.unfollow(running) if is_alone else self._keys.doom(running)
                     if (is_one and running.is_doomed) or not self._keys.write([change]):
                         if not is_one:
-                            self._end(row, found.key)
+                            self._end(found)
                         return Answer.DONE if is_alone else Answer.RUNNING
                 elif not self._keys.write([self._keys.cancel(found)]):
-                    self._end(row, found.key)
+                    self._end(found)
                     return Answer.DONE
             raise self._outrun(name)
 
@@ -246,7 +245,8 @@ class KeyedCommands:
                 return Answer.RUNNING if is_running else Answer.NOT_THERE
             if found.state is not Is.WAITING or found.row is None:
                 return Answer.NOT_THERE
-            command = self._keys.command(found.key, found.row, plan(found.row.checked()))
+            new = plan(found.row.checked())
+            command = self._keys.command(found.key, found.row, new, found.left)
             if not any(self._settler.place([command])):
                 self._follow(found.row, command.change.insert[0])
                 return Answer.DONE
@@ -270,16 +270,17 @@ class KeyedCommands:
         self._settler.tell([old, new])
         self._home.on_put(new.due_ms)
 
-    def _end(self, row: Row | None, key: KeyRow) -> None:
+    def _end(self, found: Standing) -> None:
         """End a message whose name was freed, so that it never begins."""
-        if row is not None:
+        if found.row is not None:
+            # Without its key, because the name is free already.
+            rows = [row._replace(key=None) for row in (found.row, found.left) if row is not None]
             try:
-                # Without its key, because the name is free already.
-                self._settler.end([row._replace(key=None)], End.CANCELLED)
-                self._keys.forget(key)
+                self._settler.end(rows, End.CANCELLED)
+                self._keys.forget(found.key)
             except (StoreTimeout, StoreUnavailable) as error:
                 # The reader that later finds the row due drops it, and records its end.
-                log.warning("the row of %s is left, and never runs: %s", row.message_id, error)
+                log.warning("the row of %s is left, and never runs: %s", rows[0].message_id, error)
         self._home.stats.add(cancelled=1)
 
     def _snapshot(self, found: Standing, row: Row) -> Snapshot:

@@ -316,7 +316,7 @@ class KeyedPuts:
             message = Message(row, 0, self._register.signer)
             asked.error = KeyTaken(self._taken(found, row), message)
         else:
-            command = self._keys.command(found.key, row, self._successor(asked, row))
+            command = self._keys.command(found.key, row, self._successor(asked, row), found.left)
             return _Planned(asked, command, row)
         return None
 

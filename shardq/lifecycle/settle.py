@@ -278,7 +278,8 @@ class Settler:
             done = [one for one in done if one.name not in displaced] if displaced else done
             # Delete the old rows last: a command that has displaced another may still use the old
             # row.
-            if old := [one.old for one in done if one.old and not one.change.delete]:
+            replaced = [one for one in done if not one.change.delete]
+            if old := [place for one in replaced for place in (one.old, one.left) if place]:
                 self._store.delete(old)
             for one in done:
                 if one.over is not None:

@@ -55,6 +55,8 @@ class Placing(NamedTuple):
         change: Takes the name, and writes the row.
         old: The place of the row that is replaced, which is deleted once the new row is certain to
             stay; None if no row is replaced.
+        left: The place of a row that an earlier command has replaced and left, which is deleted
+            too; None if there is none.
         over: The key's row as it was read, of the message or generation that the placement ends;
             None if there is none.
     """
@@ -62,6 +64,7 @@ class Placing(NamedTuple):
     change: Change
     old: Position | None = None
     over: KeyRow | None = None
+    left: Position | None = None
 
     @property
     def name(self) -> str:
@@ -123,7 +126,7 @@ class KeyChanges:
         change = self.renew(key)._replace(insert=(row,))
         return Placing(change, None if before is None else before.place, key)
 
-    def command(self, key: KeyRow, old: Row, new: Row) -> Placing:
+    def command(self, key: KeyRow, old: Row, new: Row, left: Row | None = None) -> Placing:
         """Replace the row of a waiting message, for a move, an edit, a replace or a debounce.
 
         Args:
@@ -131,6 +134,7 @@ class KeyChanges:
             old: The message's row.
             new: The row that replaces it, with a fresh id; this method sets its message and
                 generation.
+            left: The row that an earlier command has replaced and left.
         """
         named = own_key(new)._replace(name=key.name, generation=key.generation + 1)
         before = Before(own_key(old).generation, old.position)
@@ -142,7 +146,7 @@ class KeyChanges:
         )
         if not self._store.write_timeout_ms:
             change = change._replace(delete=(old.position,))
-        return Placing(change, old.position, key)
+        return Placing(change, old.position, key, None if left is None else left.position)
 
     def re_place(self, key: KeyRow, row: Row) -> Placing:
         """Place a `STRANDED` row anew, which a command by key was to replace and did not.

@@ -101,12 +101,14 @@ class Standing(NamedTuple):
         state: What the name stands for.
         behind: The standing of the message that this message follows; None if it follows no
             message.
+        left: The row that the last command has replaced, and that still exists beside `row`.
     """
 
     key: KeyRow
     row: Row | None
     state: Is
     behind: Standing | None = None
+    left: Row | None = None
 
     @property
     def running(self) -> KeyRow | None:
@@ -145,7 +147,7 @@ def _judge(key: KeyRow, found: Found, view: View) -> Standing:
         )
         return Standing(key, None, Is.HELD if is_held else Is.FREE)
     entered_us = ids.birth_us(key.first)
-    row = _last(key.places, found)
+    row, left = _last(key.places, found), _last(key.places_before, found)
     if entered_us < view.former_until_us:
         state = Is.ENDED
     elif key.at is not None and is_dead(key.at):
@@ -161,12 +163,12 @@ def _judge(key: KeyRow, found: Found, view: View) -> Standing:
         # The message's row existed, and is gone.
         state = Is.ENDED
     else:
-        row = _last(key.places_before, found)
+        row, left = left, None
         if key.place is not None and not view.is_over(key.place):
             state = Is.PENDING
         else:
             state = Is.ENDED if row is None else Is.WAITING
-    return Standing(key, None if state is Is.ENDED else row, state)
+    return Standing(key, None if state is Is.ENDED else row, state, left=left)
 
 
 def _doing(key: KeyRow, row: Row, view: View) -> Is:
