@@ -103,6 +103,21 @@ def test_a_schedule_that_is_removed_and_made_again_as_it_fires_fires_as_the_new_
     assert len(news) == len({time_of(one) for one in news}) >= 2
 
 
+def test_a_member_that_stands_still_as_it_fires_puts_no_job_of_what_was_removed_meanwhile(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10))
+    firing = ScheduleFiring(stage.connect().queue("mail")._home)
+
+    def remove() -> None:
+        queue.schedules.remove("crm")
+        stage.clock.advance(1)
+
+    stage.faults.call("records schedules", remove)
+    firing.fire(["crm"], ahead_ms=10_000)
+    assert queue.peek() == []
+
+
 def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     stage: Stage, queue: Queue
 ) -> None:

@@ -130,9 +130,12 @@ class ScheduleFiring:
         ready = self._ready(due, now_ms)
         planned = [self._guarded(one, self._plan, when) for one in ready if one.is_plain]
         self.was_slow = self._clock.boot_us() - read_us > _FRESH_US
-        # A single schedule is written even if it was slow: it cannot be planned any faster.
-        if self._is_local or not self.was_slow or len(names) == 1:
-            self._write([one for one in planned if one is not None], when)
+        fired = [one for one in planned if one is not None]
+        if self.was_slow and not self._is_local:
+            # A single schedule cannot be planned any faster: it is written if it is as it was read.
+            is_single = len(names) == 1
+            fired = [one for one in fired if is_single and self._is_stored(one.name, one.before)]
+        self._write(fired, when)
         for record in ready:
             if not record.is_plain:
                 one = self._guarded(record, self._put_next, when)
