@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.model.message import key_of, read_headers
+from shardq.model.message import read_headers
 from shardq.model.shard import FIRST_GROUP_LANE
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
@@ -195,7 +195,7 @@ def counted(case: Case) -> Iterator[Breach]:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
             before = _last_of_its_line(case, ones[:place], one)
             wanted = {1} if before is None else _attempts_after(case, before, one)
-            if before is None and key_of(one.row) is not None and _is_edited(case, one):
+            if before is None and _is_edited(case, token):
                 # An edited message goes on with the attempts of its former body.
                 continue
             if wanted is None:
@@ -217,11 +217,10 @@ def counted(case: Case) -> Iterator[Breach]:
                 )
 
 
-def _is_edited(case: Case, one: Delivery) -> bool:
-    """True if an edit gave an existing message the body of a delivery."""
+def _is_edited(case: Case, token: int) -> bool:
+    """True if an edit gave an existing message this body."""
     return any(
-        call.token == one.token and call.errand.does == "edit"
-        for call in case.history.errands.values()
+        call.token == token and call.errand.does == "edit" for call in case.history.errands.values()
     )
 
 
@@ -430,12 +429,16 @@ def buried(case: Case) -> Iterator[Breach]:
 def _attempts_of(case: Case, token: int) -> int:
     """The most attempts that a message can have had since its put or return from the dead.
 
-    They are its deliveries without stored snoozes, and the attempts that began no delivery.
+    They are its deliveries without stored snoozes, and the attempts that began no delivery. An
+    edited message goes on with the attempts of its former body.
     """
     since_us = case.came_back_us(token, case.history.ended_us)
     begun = [one for one in case.by_token[token] if one.begun_us > since_us]
     spent = case.spent_between(token, since_us, case.history.ended_us)
-    return sum(not _is_snoozed(case, one) for one in begun) + spent
+    first = case.written(token)[0]
+    is_kept = _is_edited(case, token) and first.at_us > since_us
+    kept = first.row.attempt if is_kept else 0
+    return sum(not _is_snoozed(case, one) for one in begun) + spent + kept
 
 
 def _is_snoozed(case: Case, one: Delivery) -> bool:

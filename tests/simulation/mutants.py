@@ -353,7 +353,7 @@ MUTANTS: dict[str, Edits] = {
         (Sharing, "_may_go", "return now_us - birth_us(row.id) >=", "return True or"),
     ),
     "the lateness of surplus counts anew": (
-        (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
+        (Planner, "_later", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
     ),
     "a cancel by key deletes the row alone": (
         (KeyedCommands, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
