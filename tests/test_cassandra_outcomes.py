@@ -249,6 +249,18 @@ def test_records_whose_answer_was_lost_are_known_to_be_written_all(
     assert store.records(STATS, (queue,)) == {(7, "b"): "b3"}
 
 
+def test_a_decisive_change_that_may_have_been_overwritten_is_maybe_applied(
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
+) -> None:
+    store.write_records(STATS, [totals(queue, "a", None, "1")])
+    lose()
+    unsure = totals(queue, "a", None, "2", is_decisive=True)
+    with pytest.raises(StoreTimeout, match="may have been changed, and changed again since"):
+        shaky.write_records(STATS, [unsure])
+    assert lose.happened
+    assert shaky.write_records(STATS, [unsure]) == {unsure.place: {"totals": "1"}}
+
+
 def test_a_delete_whose_answer_was_lost_is_known_to_be_done(
     shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
 ) -> None:

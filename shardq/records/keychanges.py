@@ -237,7 +237,7 @@ class KeyChanges:
                 {"live": None, "state": KeyState("cancelled", of=key.first).text()},
                 _PROOF_MS,
             )
-        return self._change(key.name, key.stored, new, ttl_ms)
+        return self._change(key.name, key.stored, new, ttl_ms, is_decisive=True)
 
     def doom(self, key: KeyRow) -> Change:
         """Cancel a message while it runs, so that it never begins again.
@@ -261,7 +261,7 @@ class KeyChanges:
     def _runs_on(self, key: KeyRow, live: str) -> Change:
         """Give a running message its name again, in the state that the message's begin wrote."""
         state = keyrow.begun(key.place, key.serial).text()
-        return self._change(key.name, key.stored, {"live": live, "state": state})
+        return self._change(key.name, key.stored, {"live": live, "state": state}, is_decisive=True)
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
         """Free the name of a message that has ended, or hold it for as long as the put asked."""
@@ -306,9 +306,11 @@ class KeyChanges:
         new: Seen | None,
         ttl_ms: int | None = None,
         insert: tuple[Row, ...] = (),
+        *,
+        is_decisive: bool = False,
     ) -> Change:
         # The constructor of `tuple` is faster, and each put, begin and end calls this.
-        change = (self._partition(name), (name,), seen, new, insert, (), ttl_ms)
+        change = (self._partition(name), (name,), seen, new, insert, (), is_decisive, ttl_ms)
         return tuple.__new__(Change, change)
 
     def _partition(self, name: str) -> tuple[str, int]:

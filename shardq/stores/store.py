@@ -650,7 +650,9 @@ class Registers(Protocol):
         An unknown outcome is resolved inside, by the identical repeat. If the repeat is refused, a
         change that reads as done (`Change.is_done_by`) counts as applied, and its rows are written
         again. So a caller that sets a column it has seen gives it a value that no other caller
-        gives. In a table with a nonce, the nonce decides instead.
+        gives. In a table with a nonce, the nonce decides instead. A repeat that is refused in
+        another way counts as refused, though the change may have been applied, and overwritten
+        since. If the change is decisive, the call fails with `StoreTimeout`.
 
         Args:
             table: A table of records.

@@ -160,6 +160,7 @@ class Change(NamedTuple):
         new: Column -> the value to set, None to unset it; None: the whole row is deleted.
         insert: Rows of messages that are written after the change is applied.
         delete: Rows of messages that are deleted after that.
+        is_decisive: True if a refusal must mean that the change was never applied.
         ttl_ms: How long `new` is kept; None: for ever. A change with a TTL sets all columns.
     """
 
@@ -169,6 +170,7 @@ class Change(NamedTuple):
     new: Mapping[str, Any] | None
     insert: tuple[Row, ...] = ()
     delete: tuple[Position, ...] = ()
+    is_decisive: bool = False
     ttl_ms: int | None = None
 
     @property

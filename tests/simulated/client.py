@@ -267,9 +267,14 @@ class SimulatedStore(Calls):
         }
         done: list[Change] = []
         refused: Refused = {}
-        for of_partition, gone in self._decide(f"write_records {table.name}", work).values():
+        repeated: set[object] = set()
+        decided = self._decide(f"write_records {table.name}", work, repeated)
+        for of_partition, gone in decided.values():
             done += of_partition
             refused |= gone
+        for place in repeated:
+            if any(one.is_decisive and one.place in refused for one in by_partition[place]):
+                raise StoreTimeout(f"{place}: maybe changed, and changed again since")
         steps.follow(self, done)
         return refused
 
@@ -389,8 +394,13 @@ class SimulatedStore(Calls):
         if fate in (LATE, TWICE):
             self._network.later(act, chance)
 
-    def _decide(self, verb: str, work: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
-        """Repeat LWTs until each outcome is certain."""
+    def _decide(
+        self,
+        verb: str,
+        work: Mapping[Key, Callable[[], Result]],
+        repeated: set[Key] | None = None,
+    ) -> dict[Key, Result]:
+        """Repeat LWTs until each outcome is certain; adds to `repeated` those sent again."""
         if not work:
             return {}
         self.counters["lwt"] += len(work)
@@ -401,6 +411,8 @@ class SimulatedStore(Calls):
         network.calls += 1
         decided: dict[Key, Result] = {}
         undecided = self._attempt(process, verb, work, decided)
+        if repeated is not None:
+            repeated.update(undecided)
         if REFUSED in undecided.values():
             self._refuse(process, verb)
         for pause_us in _PAUSES_US:

@@ -140,12 +140,17 @@ class Registers:
             # If this step fails, the changes in `done` are applied all the same.
             with begun("some of the records are written") if done else nullcontext():
                 decided = self._decided(table, _batches_of(changes, size))
-            for batch, present in decided:
+            for batch, present, is_repeated in decided:
                 for change in batch:
                     there, is_ours = (None, True) if present is None else present[change.place]
                     if there is None or is_ours:
                         done.append(change)
                     elif len(batch) == 1 or there != dict(change.seen):
+                        if is_repeated and change.is_decisive:
+                            raise StoreTimeout(
+                                f"{change.key} of {change.partition} in table {table.name} may "
+                                f"have been changed, and changed again since; read it again."
+                            )
                         refused[change.place] = there
                     else:
                         again.append(change)
@@ -155,21 +160,29 @@ class Registers:
 
     def _decided(
         self, table: Table[K, V], batches: list[list[Change]]
-    ) -> list[tuple[list[Change], dict[Place, tuple[dict[str, Any], bool]] | None]]:
-        """Each batch with None if it was applied, else with what `_present` returns for it."""
+    ) -> list[tuple[list[Change], dict[Place, tuple[dict[str, Any], bool]] | None, bool]]:
+        """Each batch, the answer, and True if the batch was sent more than once.
+
+        The answer is None if the batch was applied, else what `_present` returns for it.
+        """
         nonces = [secrets.token_hex(8) if table.nonce else None for _ in batches]
         make = {
             number: partial(self._conditional, table, batch, nonce)
             for number, (batch, nonce) in enumerate(zip(batches, nonces, strict=True))
         }
+        repeated: set[int] = set()
         try:
-            answers = decide(self._session, make)
+            answers = decide(self._session, make, repeated)
         except StoreUnavailable as error:
             if len(batches) == 1:
                 raise
             raise StoreTimeout(f"some of the records may be written: {error}") from error
         return [
-            (batch, None if rows[0]["[applied]"] else _present(table, batch, rows, nonce))
+            (
+                batch,
+                None if rows[0]["[applied]"] else _present(table, batch, rows, nonce),
+                number in repeated,
+            )
             for number, (batch, nonce) in enumerate(zip(batches, nonces, strict=True))
             for rows in [answers[number]]
         ]

@@ -28,12 +28,15 @@ Answer: TypeAlias = "list[dict[str, Any]]"
 conditions on a row of the table. Rows that do not exist are left out."""
 
 
-def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key, Answer]:
+def decide(
+    session: Session, make: Mapping[Key, Callable[[], Any]], repeated: set[Key] | None = None
+) -> dict[Key, Answer]:
     """Send conditional statements until each has a certain answer.
 
     Args:
         session: The connection.
         make: Key -> a function that makes the statement.
+        repeated: Filled with the keys of statements that were sent more than once.
 
     Returns:
         Key -> the answer.
@@ -46,6 +49,8 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
     for error in undecided.values():
         if not isinstance(error, StoreTimeout):
             raise error
+    if repeated is not None:
+        repeated.update(undecided)
     for pause in PAUSES:
         if not undecided:
             return decided

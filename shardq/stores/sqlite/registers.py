@@ -311,7 +311,7 @@ class SqliteRegisters:
             return False
         of: dict[_Shape, list[tuple[Any, ...]]] = {}
         values: tuple[Any, ...]
-        for partition, key, seen, new, _, _, ttl_ms in changes:
+        for partition, key, seen, new, *_, ttl_ms in changes:
             times = until[ttl_ms]
             ends = () if ttl_ms is None else (times["until_us"],)
             last = () if table.lapse is Lapse.NEVER else (times["now_us"],)
