@@ -418,12 +418,12 @@ def _as_paused(row: Row, state: State, settings: Settings) -> State | None:
 
 
 def _as_limited(state: State, limit: str, left_ms: int, of: str) -> State:
-    """The state of a message that a limit holds back for about so long; 0: it is not known.
+    """The state of a message that a limit holds back.
 
     Args:
         state: The state without it.
         limit: The limit, as text.
-        left_ms: How long it holds the message back.
+        left_ms: About how long the limit holds the message back; 0: not known.
         of: Whose limit it is: `group`, `task` or `queue`.
     """
     return replace(

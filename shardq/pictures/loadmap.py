@@ -35,7 +35,7 @@ _WIDTHS = {7: 92, 10: 64, 12: 54}
 _WIDTH = 32
 _SWATCH = 22
 _RARE = 10
-"""Hot cells are rare if at most one cell in so many is hot."""
+"""Hot cells are rare if at most one cell in this many is hot."""
 _STRIPE = 4
 """The width of the mark at the left of a cell that has a hot minute."""
 

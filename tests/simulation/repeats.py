@@ -1,8 +1,8 @@
 """The rule of second deliveries: each has one of the causes that the README allows.
 
-That the store was in trouble is none by itself: a lease of just this message's shards has to have
-run out, or its claim, and its holder was kept from renewing it; and who died had not stored yet
-what came of the first.
+Trouble of the store alone is no cause. Either a lease of the message's own shards, or its claim,
+ran out because its holder was kept from renewing it. Or a process died before it had stored the
+outcome of the first delivery.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, Put, Written
 
 _ANSWERED_US = 1_000
-"""How long after a row is there its writer may have the answer, where nothing is slow."""
+"""A writer has its answer this long after its row exists, if nothing is slow."""
 
 
 def duplicated(case: Case) -> Iterator[Breach]:
-    """No delivery begins while or after another was the last, unless for an allowed cause."""
+    """No delivery begins against the outcome of an earlier one, except for an allowed cause."""
     for token, ones in case.by_token.items():
         for place, second in enumerate(ones[1:], 1):
             for first in ones[:place]:
@@ -67,12 +67,12 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
         history.due_us(history.wall_us(us) + delay_us, us) for us in _planned_us(case, first)
     )
     due_us = min(due_us, first.settled_us + delay_us, *_moved_by_key_us(case, first, second))
-    # Put off by one clock, and due by another; which may have been set until that was planned.
+    # The due was computed by one clock and compared by another; each may have drifted.
     return second.begun_us < due_us - 2 * DRIFT_US
 
 
 def _moved_by_key_us(case: Case, first: Delivery, second: Delivery) -> Iterator[int]:
-    """When a message that was put off was due by a move of its name since."""
+    """The dues that moves by key have given to a postponed message since."""
     key = case.history.puts[first.token].letter.key if first.token in case.history.puts else None
     for call in case.history.errands.values():
         if (
@@ -109,7 +109,10 @@ def _planned_us(case: Case, one: Delivery) -> list[int]:
 
 
 def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a caller's retry or snooze came: it may be stored, and due, before its answer."""
+    """True if the second delivery is the one that the first caller's retry or snooze asked for.
+
+    Its row may be stored, and due, before the caller has the answer.
+    """
     return (
         first.kind == "receive"
         and first.outcome in ("retry", "snooze", "raise")
@@ -142,7 +145,7 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
         and (_parts(case, first, second, old) or _parts(case, first, second, new))
         for old, new in case.copies.get(first.token, ())
     ):
-        # Where that comes from, `copied` judges.
+        # `copied` judges where the copy comes from.
         return "copy left by a move"
     ended_us = case.history.stops.get(first.process, (0, None))[1]
     if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
@@ -161,7 +164,7 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
 
 
 def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | None:
-    """The cause where a row was late, or its message ended before it came."""
+    """The cause if a row arrived late, or its message had ended before the row arrived."""
     until_us = second.begun_us
     if _was_set_forward(case, first, until_us):
         return "its claim's time was cut short by the clock"
@@ -185,10 +188,10 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
 
 
 def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> bool:
-    """True if a row is behind one of two deliveries alone: without it there were not both.
+    """True if only one of two deliveries descends from a row: without the row, one delivery less.
 
-    What is behind both, or neither, was no reason to hand out one row twice. But what was put back
-    from the dead-letter queue step by step came from nobody knows which.
+    A row behind both deliveries, or behind neither, is no reason for two hand-outs. But if the
+    deliveries have no row in common, as after a redrive in steps, each row may be the reason.
     """
     mine, other = case.line_of(first.row.id), case.line_of(second.row.id)
     if written.row.id in mine | other:
@@ -197,9 +200,9 @@ def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> b
 
 
 def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a process has died before what came of its delivery was stored.
+    """True if a process died before the outcome of the first delivery was stored.
 
-    Or one that had it before, between the insert and the delete of a large one's move.
+    Or if a process that had the message before died between the insert and the delete of a move.
     """
     crash_us, until_us = case.crash_us.get(first.process), second.begun_us
     has_died = (
@@ -222,10 +225,10 @@ def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a fork of one of the two had released its lease, which had not to know of it yet.
+    """True if a fork released the lease of one of the two processes, which did not know of it yet.
 
-    The other came by the row since, or by what a third has made of it; of the first nothing had
-    been stored by then.
+    The other process got the row, or a row that was made of it, since then. No outcome of the first
+    delivery had been stored by then.
     """
     return any(
         fork.shard
@@ -241,7 +244,7 @@ def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _is_open(case: Case, one: Delivery, us: int) -> bool:
-    """True if the row that was delivered, or what was made of it, was there at a time or came."""
+    """True if the delivered row, or a row made of it, existed at a time or later."""
     return any(
         (written.deleted_us is None or written.deleted_us > us)
         and one.row.id in case.line_of(written.row.id)
@@ -295,17 +298,17 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     came, had = (case.history.written[one.row.id] for one in (first, second))
     if came.row.id in case.unknown_moved and had.is_there(came.at_us):
-        # It has come late, beside the row that its message had by then.
+        # The row arrived late, when the message had another row already.
         return True
     unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
     return any(begun_us - case.lease_us <= us <= until_us for us in unknown)
 
 
 def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if each is of a row of its own that was made of one row, the first of them maybe.
+    """True if the deliveries are of two rows, each made of the same row by a move.
 
-    A caller was told that maybe it had moved that one; it was still there, and was moved anew. What
-    was sent first has come late, however much later, beside all that was made of the second.
+    The outcome of a caller's first move was unknown. The row still existed, so it was moved again.
+    Then the first move took effect after all, however late, beside the rows of the second move.
     """
     if not case.unknown_moves[first.token]:
         return False
@@ -321,10 +324,10 @@ def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a caller was told that maybe it had moved a message, and both rows were there then.
+    """True if the outcome of a caller's move was unknown, and both rows existed then.
 
-    Of a large one the second half, the delete, was refused. What its caller asks for next is of the
-    row that it knows, and leaves the other: each is handed out.
+    The delete, the second half of the move of a large message, was refused. The caller's next call
+    changes the row that it knows, and leaves the other row: each is handed out.
     """
     first_line, second_line = (case.line_of(one.row.id) for one in (first, second))
     for row_id in first_line ^ second_line:
@@ -354,9 +357,9 @@ def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_left_halfway(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if one that had the message before stopped between the halves of a large one's move.
+    """True if a process that had the message before stopped between the halves of a move.
 
-    The delete that follows the insert was refused at its deadline; each of the rows is handed out.
+    The delete after the insert was refused at the process's deadline: each row is handed out.
     """
     for new in case.written(first.token):
         ended_us = case.history.stops.get(new.process, (0, None))[1]
@@ -375,7 +378,7 @@ def _was_left_halfway(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if each is of a row that a redrive of its own has made of the same dead row."""
+    """True if the deliveries are of two rows that two redrives have made of one dead row."""
     mine, other = (
         {w.row.id for w in case.revived.get(one.token, ())} & case.line_of(one.row.id)
         for one in (first, second)
@@ -385,10 +388,10 @@ def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bo
 
 
 def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
-    """True if a claim was over by then, and not settled yet, that was to be a second before.
+    """True if a claim ended unsettled, less than `CLAIM_MARGIN_MS` after its delivery ended.
 
-    A handler's is moved on for as long as it runs: of one that came due since it was not,
-    `_was_not_moved_on` asks why.
+    A member extends the claim of a handler that runs; `_was_not_moved_on` judges a claim that was
+    not extended.
     """
     if first.kind == "receive":
         is_late = first.ended_us is None or (
@@ -404,7 +407,7 @@ def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
-    """True if a handler's claim came due, for its process was kept from moving it on in time."""
+    """True if a handler's claim came due because its process was kept from extending it in time."""
     return any(
         claim.is_there(claim.row.due_ms * 1_000 - DRIFT_US)
         and claim.process == first.process
@@ -414,7 +417,7 @@ def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_set_forward(case: Case, first: Delivery, until_us: int) -> bool:
-    """True if a claim of a handler came due sooner, since the machine's clock was set forward."""
+    """True if a handler's claim came due early because the machine's clock was set forward."""
     return any(
         claim.sender == first.process and case.is_set(claim.at_us, claim.row.due_ms * 1_000)
         for claim in case.claims_over(first.token, first.begun_us, until_us)
@@ -422,9 +425,9 @@ def _was_set_forward(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if a handler's claim was due when it came, for its process was kept from storing it.
+    """True if a handler's claim was due when it was stored, because the store kept the write.
 
-    What had ended by then is settled at once, where its process is not kept from that as well.
+    A delivery that had ended by then is settled at once, unless its process is kept from that too.
     """
     if case.has_come_back(first.token, first.begun_us, second.begun_us):
         # A reader that found the claim due has buried it; a redrive made a new row from it.
@@ -451,10 +454,10 @@ def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if the very row that was delivered first was moved to now by who had written it.
+    """True if the writer of the first delivery's row moved the row to now.
 
-    Who hears too late that it is stored does so, for nobody may have seen it; and had seen nothing
-    of the first, which was not settled by then, or on its way to be.
+    A writer does so if its answer came late, because readers may have missed the row. It does not
+    see the first delivery, which was not settled by then, or whose settle was under way.
     """
     new = case.history.written[second.row.id]
     while (source := case.source_of(new)) is not None and source.row.id != first.row.id:
@@ -467,10 +470,10 @@ def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
 
 
 def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) -> bool:
-    """True if the first was of a claim that was due, as its holder's move of it was on its way.
+    """True if the first delivery was of a due claim that its holder was just moving.
 
-    The holder had settled it in time, and the store kept that until after its due. Whoever looked
-    for the claim then found it, and did not see that it was moved.
+    The holder settled the claim in time, and the store kept the write until after the due. A reader
+    found the claim meanwhile, and could not see the move.
     """
     due_us, line = first.row.due_ms * 1_000, case.line_of(second.row.id)
     return first.row.claim is not None and any(
@@ -484,7 +487,7 @@ def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) ->
 
 
 def repaired_rows(case: Case, put: Put, until_us: int) -> list[Written]:
-    """The rows as which a message was moved to now until then by who had put it."""
+    """The rows that the process that put a message made by moves to now, up to a time."""
     return [
         written
         for written in case.written(put.letter.number)[1:]

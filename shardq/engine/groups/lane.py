@@ -41,7 +41,7 @@ LAST = b"\xff" * 16
 GROUP_ROWS_MIN = 250
 """A group is hungry if it has fewer rows in memory than this, and more in the store."""
 _COUNTED_ROWS = 2 * PLACES_MAX
-"""No claim of a group is behind so many of its rows: its places were taken by its first rows, and
+"""No claim of a group is behind more of its rows than this: its first rows took its places, and
 rows that have ended since may not be deleted yet."""
 _BUCKETS_LOOKED_AT = 200
 """The most groups of a lane whose tokens a step looks at: there may be a million."""

@@ -358,7 +358,7 @@ class GroupLanes(Part):
             self._ready.hold(group.line, row.not_before_ms - self._clock.now_ms())
 
     def hold(self, one: Delivery, delay_ms: int) -> None:
-        """Hand out no more of a delivery's group for so long: at once, before it is stored."""
+        """Hand out no more of a delivery's group for `delay_ms`, at once, before it is stored."""
         with self._lock:
             _, group = self._group_of(one.row)
             if group is not None and group.line is not None:

@@ -54,12 +54,12 @@ class ScheduleChange(NewBody, kw_only=True, forbid_unknown_fields=True):
         end: It fires no later.
         count: How often it fires.
         missed: The policy for fire times that passed without a consumer.
-        window: Only missed fire times at most so long ago count.
+        window: Fire times missed longer ago than this do not count.
         overlap: The policy while the run before is not done.
         twice: The policy for a local time that occurs twice.
         gap: The policy for a local time that does not exist.
-        jitter: Each firing is up to so long late.
-        spread: All firings are up to so long late.
+        jitter: The most by which each firing is late, at random.
+        spread: The most by which all firings are late.
         headers: Headers of each message.
         priority: 0 is first.
         group: Messages of one group are delivered one at a time.
@@ -123,11 +123,11 @@ class Schedule(Struct, kw_only=True, omit_defaults=True):
         unique_for: With a key: how long it is held after a message's end.
         missed: The policy for fire times that passed without a consumer.
         overlap: The policy while the run before is not done.
-        window: Only missed fire times at most so long ago count.
+        window: Fire times missed longer ago than this do not count.
         twice: The policy for a local time that occurs twice, if chosen.
         gap: The policy for a local time that does not exist.
-        jitter: Each firing is up to so long late.
-        spread: All firings are up to so long late.
+        jitter: The most by which each firing is late, at random.
+        spread: The most by which all firings are late.
         late_ms: How long ago its next message should have been due.
         revision: The revision of the code that declares it; absent if it was made at run time.
         changed: True if it was changed at run time since.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WAIT_S = 0.25
 """How long a page waits for a look before it shows the results so far."""
 _SHARE = 6
-"""Looks at all queues take one part in so many of the time: with 200 queues on Cassandra a second
+"""Looks at all queues take one part of the time in this many: with 200 queues on Cassandra a second
 and a half in nine, at a tenth of a core."""
 _OLD_MS = 10_000
 """Results older than this are not shown while new ones are being counted."""
