@@ -22,7 +22,7 @@ def crash(_message: Message) -> None:
 
 
 def run_until_crash(stage: Stage, consumer: Consumer, seconds: float) -> bool:
-    """Let a consumer run for so long; whether it died meanwhile."""
+    """Let a consumer run for `seconds`; True if it died meanwhile."""
     try:
         stage.drive(consumer, seconds=seconds)
     except Crash:

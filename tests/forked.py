@@ -115,7 +115,7 @@ class Process:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, up to so many seconds; returns the exit code."""
+        """Wait for the process to end, up to `timeout` seconds; returns its exit code."""
         if self.returncode is None:
             self._result.settimeout(timeout)
             try:

@@ -42,7 +42,7 @@ class Names:
         )
 
     def wait(self, timeouts: float) -> None:
-        """Let so many write timeouts pass."""
+        """Let this number of write timeouts pass."""
         self.clock.advance(timeouts * self.store.write_timeout_ms / 1e3 + MOMENT_S)
 
     def put(self, row: Row) -> Change:

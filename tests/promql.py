@@ -2,7 +2,7 @@
 
 ```
  expression ──► tokens ──► a tree of functions ──► samples of one time: labels -> value
- rule: an expression that holds for so long ──► fires
+ rule: an expression that holds for a given time ──► fires
 ```
 
 What it does not know is an error, so that no rule is passed over.

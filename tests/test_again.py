@@ -29,7 +29,7 @@ class Handled:
 
 
 def consume(world: World, queue: Queue, wanted: int, steps_max: int = STEPS_MAX) -> list[str]:
-    """What a new consumer is given, until it has so much, in a few dozen steps."""
+    """The texts that a new consumer gets in a few dozen steps, until it has `wanted` of them."""
     seen = Handled()
     consumer = Consumer(queue, seen, threads=1)
     for _ in range(steps_max):

@@ -309,7 +309,7 @@ def test_what_is_cancelled_while_threads_run_has_run_or_never_does(queue: Queue)
 
 
 def begin_ahead(stage: Stage, queue: Queue, count: int) -> tuple[Consumer, list[str]]:
-    """A consumer that has begun some of so many in advance, and hands none out; and their names."""
+    """A consumer that has begun some of `count` messages in advance, and the names of these."""
     names = Names(queue)
     names.put_many(count)
     consumer = Consumer(stage.connect().queue(queue.name), crash)

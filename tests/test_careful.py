@@ -18,7 +18,7 @@ def die(stage: Stage, queue: Queue) -> None:
 
 
 def read(stage: Stage, consumer: Consumer, *, rows: int) -> None:
-    """Step an engine alone, its handlers idle, until so many rows are ready."""
+    """Step an engine, with idle handlers, until `rows` rows are ready."""
     while len(consumer._engine.ready) < rows:
         stage.clock.advance(max(consumer._engine.step(), 0.001))
 
@@ -88,7 +88,7 @@ def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -
 
     def handle(message: Message) -> None:
         if message.text == "0":
-            # Both are in hand by now, and have been looked at together.
+            # The consumer holds both rows by now, and has looked them up together.
             queue.cancel(sent[1])
             stage.clock.advance(1)
 
@@ -108,7 +108,7 @@ def test_a_claim_whose_holder_settles_it_late_is_not_handed_out(stage: Stage) ->
     stage.clock.advance(3)
 
     def handle(_message: Message) -> None:
-        # Both are in hand by now. A call that was kept for long comes to the store.
+        # The consumer holds both rows by now. A delayed call takes effect in the store.
         queue._home.store.delete([claim._row.position])
 
     seen = Recorder(stage.clock, handle)
@@ -142,7 +142,7 @@ def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stag
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     put_off = queue.snooze
-    # The first look is at what was read before the lease was taken, the second at what is in hand.
+    # The first look-up is of rows read before the lease, the second of rows that are held.
     stage.faults.call("find", lambda: put_off(slow.messages[0], "1m"), nth=2, after=False)
     stage.drive(consumer, seconds=20)
     assert seen.texts == []

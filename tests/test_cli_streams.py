@@ -116,7 +116,7 @@ def test_a_body_from_a_pipe_that_does_not_block_is_read_to_its_end(
 @pytest.mark.parametrize("arguments", [[], ["--out", "-"], ["--out", "out"]])
 def test_what_a_full_disk_does_not_take_is_not_acked(shell: Shell, arguments: list[str]) -> None:
     fill(shell, 20)
-    # A file may grow to this, as on a disk that has so much left: the last line fits in part.
+    # The largest size of a file, as on a nearly full disk: only a part of the last line fits.
     largest = 4 << 20
     with open(shell.directory / "out", "wb") as out:
         out.truncate(largest - 5_530)

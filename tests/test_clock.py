@@ -48,7 +48,7 @@ class Machine:
 
 @dataclass
 class Nodes:
-    """A store whose nodes are wrong by so much, and answer after so long each way."""
+    """A store whose nodes have wrong clocks, and whose requests and answers take a while."""
 
     machine: Machine
     wrong_us: dict[str, int]

@@ -27,7 +27,7 @@ def first(cron: Cron, asked: datetime) -> datetime | None:
 
 
 def times(text: str, count: int, asked: datetime = ASKED) -> list[str]:
-    """The first so many times that fit a cron, from 1 January 2027 on, a Friday."""
+    """The first `count` times that fit a cron, from 1 January 2027 on, a Friday."""
     cron, found = Cron.of(text), []
     for _ in range(count):
         at = first(cron, asked)

@@ -126,7 +126,7 @@ def test_what_a_handler_has_is_not_forgotten_before_it_has_ended(stage: Delivery
             one.forget()
     else:
         one.forget()
-        # The handler of one that is lost still runs.
+        # The handler of a lost delivery still runs.
         assert one.stage is (LOST if stage is LOST else GONE)
 
 

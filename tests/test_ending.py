@@ -57,7 +57,7 @@ class Holding(Consumer):
             self._act(ending, message)
 
     def wait_for(self, count: int) -> list[Ending]:
-        """The ends of the first so many deliveries, once they have begun."""
+        """The ends of the first `count` deliveries, once these have begun."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.endings) >= count, WAIT_S)
         return self.endings[:count]
@@ -351,7 +351,7 @@ def test_a_stop_waits_for_what_is_held_and_stores_its_end(busy: Stage) -> None:
         consumer.start()
         endings = consumer.wait_for(3)
         consumer.stop()
-        # For so long that they are parked, and their claims are moved on.
+        # Wait until the deliveries are parked, and their claims are extended.
         until_us = busy.clock.boot_us() + 30_000_000
         consumer.wait_until(lambda: busy.clock.boot_us() > until_us)
         for ending in endings:
@@ -416,7 +416,7 @@ def test_a_cancel_by_key_reaches_what_is_held_and_its_failure_is_no_retry(busy: 
 
 
 class Judging(Holding):
-    """One that decides by the message what an error comes to."""
+    """A consumer that decides by the message what follows an error."""
 
     def _judge(self, message: Message, error: BaseException) -> Outcome:
         if message.text == "broken":

@@ -33,7 +33,7 @@ def indexed(queue: Queue) -> set[Shard]:
 
 
 def place(queue: Queue, ago_ms: int) -> Row:
-    """A row that was due so long ago, as if nobody had read it since."""
+    """A row that was due `ago_ms` ago, and that nobody has read since."""
     home = queue._home
     due_ms = home.clock.now_ms() - ago_ms
     layout = home.register.layout

@@ -37,7 +37,7 @@ def texts_of(queue: Queue) -> list[str]:
 
 
 def check_books(queue: Queue, count: int) -> None:
-    """The first so many are stored, and the totals and the history know of all of them."""
+    """The first `count` messages are stored, and totals and history have all of them."""
     assert texts_of(queue) == [str(n) for n in range(count)]
     assert queue.totals().put == count
     audit = queue.audit()

@@ -67,7 +67,7 @@ def test_a_lasting_receipt_ends_its_message_wherever_it_has_moved(
     settling.ack(message.receipt, redelivered=True)
     assert (settling.peek(), notes(queue)) == ([], 0)
     assert again(queue, wait="0s") == []
-    # It has ended: so much was asked for.
+    # The message has ended, and this ack asks for no more than that.
     settling.ack(message.receipt, redelivered=True)
     assert settling.ack(message.receipt, partial=True, redelivered=True) == [None]
     assert queue.depth().total == 0

@@ -258,7 +258,7 @@ def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over
     assert len(b.renew()) == 1_101
     for shard in (others[0], ONE, others[-1]):
         b.take([shard])
-    # For so many away at once, not even that is remembered which was lost first.
+    # Too many shards are away at once: the one that was lost first is forgotten.
     assert [lease.careful for lease in b.held()] == [7, 0, 7]
 
 

@@ -824,7 +824,7 @@ def test_a_queue_begins_no_more_than_its_rate_through_rests_kills_and_pauses(
         queue.put_many({"body": ""} for _ in range(chance.choice((0, 1, 5))))
         if len(consumers) < 3:
             consumers.append(Consumer(stage.connect().queue("mail"), seen))
-        # One that is not driven stands still; one that is never driven again was killed.
+        # A consumer that is not driven stands still; one that is never driven again was killed.
         driven = chance.sample(consumers, chance.randint(1, len(consumers)))
         stage.drive(*driven, seconds=chance.choice((0.3, 1, 3, 8)))
         if chance.random() < 0.3:

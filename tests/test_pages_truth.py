@@ -244,7 +244,7 @@ async def paused(play: Play) -> None:
     seen: list[tuple[int, list[Depth]]] = []
 
     def is_still() -> bool:
-        """True if nothing has changed for so long that each worker must know of the pause."""
+        """True if nothing has changed for `KNOWN_US`: by then each worker knows of the pause."""
         now_us, depths = SystemClock().boot_us(), [one.depth(exact=True) for one in play.queues]
         if not seen or seen[0][1] != depths:
             seen[:] = [(now_us, depths)]

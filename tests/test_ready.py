@@ -21,7 +21,7 @@ WAIT_S = 60
 
 
 class Rows:
-    """Makes deliveries, due so many milliseconds after the clock's start."""
+    """Makes deliveries that are due some milliseconds after the clock's start."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.ids = RowIds()

@@ -293,7 +293,7 @@ def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception
 
 
 def engine_of_callers(stage: Stage, queue: Queue, away_us: list[int]) -> Engine:
-    """One whose last caller was there so long ago."""
+    """An engine whose last caller left `away_us[0]` ago."""
     return Engine(
         queue._home.of_member(),
         prefetch=1_000,
@@ -622,7 +622,7 @@ def begun(works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
 
 
 def in_line(hub: object, count: int) -> None:
-    """Wait until so many callers are in a hub's line."""
+    """Wait until `count` callers are in a hub's line."""
     while len(hub._line) < count:  # type: ignore[attr-defined]
         threading.Event().wait(0.001)
 

@@ -119,7 +119,7 @@ def test_a_wrong_keyspace_is_one_line(tmp_path: Path, name: str) -> None:
 def test_the_consumer_acks_nothing_that_a_full_disk_has_not_taken(tmp_path: Path) -> None:
     count, largest = 200, 4 << 20
     put(tmp_path, [f"{n}" * 50 for n in range(100, 100 + count)])
-    # A file may grow to this, as on a disk that has so much left: the last line fits in part.
+    # The largest size of a file, as on a nearly full disk: only a part of the last line fits.
     limited = (
         "import resource, runpy;"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}));"

@@ -236,7 +236,7 @@ def test_a_backoff_is_no_longer_than_its_longest() -> None:
             alter(create({}, NOW_MS), given_, NOW_MS)
     [longer] = alter(create({}, NOW_MS), {**both, "backoff_max": "2h"}, NOW_MS)
     assert longer.backoff_of(9) == 7_200_000
-    # One that was stored so before goes on, and may be altered in all else.
+    # A queue that was stored with such a value works on, and every other setting may be altered.
     odd = replace(longer, backoff_ms=10, backoff_max_ms=1)
     assert Settings.from_json(odd.to_json(), "mail") == odd
     assert alter(odd, {"attempts": 3}, NOW_MS) == [replace(odd, attempts=3)]

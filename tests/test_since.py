@@ -62,7 +62,7 @@ def pass_on(queue: Queue, sent: Message, *, waited_ms: int = 0) -> None:
 
 
 def late(world: World, queue: Queue) -> Message:
-    """One that was due 7 s ago and was passed on now, as it is then."""
+    """A message that was due 7 s ago and was passed on just now."""
     sent = queue.put("x")
     pass_on(queue, sent, waited_ms=LATE_MS)
     world.pass_time(0.1)

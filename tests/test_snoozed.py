@@ -21,7 +21,7 @@ STEPS_MAX = 2_000
 def deliver(
     world: World, queue: Queue, handle: Callable[[Message], object], count: int = 1
 ) -> None:
-    """Step a consumer until it has handed out so many."""
+    """Step a consumer until it has handed out `count` messages."""
     seen: list[Message] = []
 
     def keep(message: Message) -> None:

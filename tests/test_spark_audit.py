@@ -39,7 +39,7 @@ LOST, DOUBLE, UNKNOWN = 38, 11, 5
 
 
 def planted(spark: SparkSession, messages: int) -> tuple[DataFrame, DataFrame]:
-    """A ledger and rows of so many messages: 7 in 10 acked, the others there, but for a few."""
+    """A ledger and rows of messages: 7 in 10 acked, nearly all others present, a few misfits."""
     step = messages // 100
     number = F.col("number")
     # One of each hundredth of the numbers is planted; those at 0 are acked, those at 7 are there.

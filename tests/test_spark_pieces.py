@@ -49,7 +49,7 @@ class Bench:
         self.settler = Settler(here.store, here.clock, self.register, "consumer")
 
     def rows(self, *after_ms: int, body: bytes = b"body") -> list[Row]:
-        """A row due so long after now each, ordered as a bin is."""
+        """A row for each delay after now, in the order of a bin."""
         made = []
         for number, later in enumerate(after_ms):
             key, due_ms = f"key-{number}", self.clock.now_ms() + later

@@ -257,7 +257,7 @@ def test_bins_are_even_however_much_is_due_at_once(url: str, queue: Queue, sprea
 
 
 class Slow:
-    """A store that has no time to count more than so many rows at once."""
+    """A store that has no time to count more than `rows_max` rows at once."""
 
     def __init__(self, store: Store, rows_max: int) -> None:
         self.store = store

@@ -293,7 +293,7 @@ async def start(api: Api, **more: Any) -> str:
 
 
 async def met(stage: Stage, verb: str, nth: int) -> None:
-    """Wait until so many calls of a verb were made."""
+    """Wait until `nth` more calls of a verb were made."""
     nth += stage.faults.calls.get(verb, 0)
     while stage.faults.calls.get(verb, 0) < nth:
         await pause(0.01)

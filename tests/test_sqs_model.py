@@ -111,7 +111,7 @@ class Run:
         self.count = 0
 
     async def ask(self, action: str, **given: Any) -> dict[str, Any]:
-        """The answer to an action; of one that is refused its type alone."""
+        """The answer to an action; if the action is refused, only the type of the error."""
         got = await self.api.sqs(action, **{"QueueUrl": f"{URL}mail{self.end}"} | given)
         found: dict[str, Any] = got.json
         return found if got.status == 200 else {"refused": found["__type"].partition("#")[2]}

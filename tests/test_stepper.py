@@ -24,7 +24,7 @@ WAIT_S = 60
 
 
 class Walker:
-    """One that is stepped; each turn does what the test says."""
+    """A stepped part; each of its turns does what the test says."""
 
     def __init__(self, *acts: Callable[[], float | None]) -> None:
         self._acts = list(acts)

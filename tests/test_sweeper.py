@@ -310,7 +310,7 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
     stage.drive(consumer, seconds=20, stride=0.1)
     layout = queue._home.register.layout
     sealed = stage._store.notes(LANES, ("mail",))[0]
-    # A shard of one who has died with it, and whose lease is renewed by those who die of it next.
+    # Another member keeps the lease of this shard, so the lane cannot be read on.
     queue.put("held")
     shard = layout.shard(stage.clock.now_ms(), 0)
     other = MemberLeases(queue._home.store, stage.clock, "other", window=1)

@@ -38,7 +38,7 @@ class Fate(NamedTuple):
     """The fate of answers to one kind of statement.
 
     Attributes:
-        one_in: Of each so many answers, one is lost and one is late, chosen at random.
+        one_in: Among this many answers one is lost and one is late, chosen at random.
         late_s: The longest delay, seconds.
     """
 

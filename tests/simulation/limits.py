@@ -1,4 +1,4 @@
-"""The rule of limits: no more at once, and no more in any time, than they allow."""
+"""The rule of limits: they bound how many deliveries run at once, and begin in any time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from simulation.history import Delivery, HandedOut
 
 _DRIFT = 1 - 8e-4
-"""A clock of 200 ppm makes a rate so much quicker at the most."""
+"""The most by which a clock that drifts 200 ppm shortens the time between two begins."""
 _TOLD_US = 6_000_000
-"""When a change is known everywhere, and a step that was under way then is over."""
+"""After this time each process knows a change, and has ended the step that was under way."""
 _KEPT_US = 15_000_000
-"""How long what has kept a process up may have it go by limits of before."""
+"""How long a delayed process may still follow former limits."""
 
 
 class Begun(NamedTuple):
@@ -33,7 +33,7 @@ class Begun(NamedTuple):
 
 
 def limited(case: Case) -> Iterator[Breach]:
-    """Limits of groups and of the queue hold, by those that its members know."""
+    """Each member keeps the limits of groups and of the queue that it knows."""
     if not case.history.plan.ending:
         return
     begun = _begun(case)
@@ -51,7 +51,7 @@ def limited(case: Case) -> Iterator[Breach]:
 
 
 def _begun(case: Case) -> list[Begun]:
-    """Each delivery with its hand-out; one that came along with the head of its group has that."""
+    """Each delivery with its hand-out; one that came along with its group's head has the head's."""
     handed: dict[tuple[str, int], list[HandedOut]] = defaultdict(list)
     of_group: dict[tuple[str, str | None], list[HandedOut]] = defaultdict(list)
     group_of = {one.token: one.row.group for one in case.history.deliveries}
@@ -73,7 +73,7 @@ def _last(told: Sequence[HandedOut], us: int) -> HandedOut | None:
 
 
 def _places(case: Case, name: str, begun: list[Begun]) -> Iterator[Breach]:
-    """Nothing of a group begins while as many of it as it has places are in anybody's hand."""
+    """No delivery of a group begins while as many of the group are held as it has places."""
     held: list[Begun] = []
     for second in begun:
         held = [b for b in held if held_until_us(case, b.one, second.one) > second.one.begun_us]
@@ -84,7 +84,7 @@ def _places(case: Case, name: str, begun: list[Begun]) -> Iterator[Breach]:
             and not is_let_go(case, first.one, second.one)
             and not group_is_excused(case, first.one, second.one)
         ]
-        # One that was handed out later, by more places, may have begun before it.
+        # A delivery that was handed out later, when there were more places, may begin earlier.
         later = [each.told for each in under_way if each.told.us >= second.told.us]
         allowed = max(told.limit.places for told in (second.told, *later))
         if allowed == 1:
@@ -105,7 +105,7 @@ def _rates(
     what: str,
     begun: list[tuple[Begun, tuple[tuple[BeginRate, int], ...]]],
 ) -> Iterator[Breach]:
-    """In any time T no more begin than rate x T + burst, while the same rates hold."""
+    """In any time T at most rate x T + burst deliveries begin, while the same rates hold."""
     full_us: list[float] = []
     former: tuple[tuple[BeginRate, int], ...] = ()
     for each, rates in sorted(begun, key=lambda pair: pair[0].told.us):
@@ -126,12 +126,12 @@ def _rates(
 
 
 def _is_forked(case: Case, one: Delivery) -> bool:
-    """True if two may hand out its group, since a fork had released their lane."""
+    """True if two members may hand out a group, because a fork released the lease of its lane."""
     return case.is_forked([leased_as(one.row.shard)], one.begun_us, one.begun_us)
 
 
 def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
-    """No handler begins while as many as the queue allows run under such a limit."""
+    """No handler begins while as many run as the queue's limit allows."""
     held: list[Begun] = []
     for second in begun:
         if second.one.kind != "handler":
@@ -140,7 +140,7 @@ def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
         held = [b for b in held if b.one.ended_us is None or b.one.ended_us > us]
         held = [b for b in held if not case.crashed(b.one.process, b.one.begun_us, us)]
         beside = [first for first in held if not _has_stopped(case, first.one, us)]
-        # One that runs may have begun by a limit that its process does not know yet.
+        # A running handler may have begun by a limit that this process does not know yet.
         since = _said_at(case, second)
         newer = [b.told.of_queue.running for b in beside if _said_at(case, b) > since]
         if most and all(newer) and len(beside) >= max([most, *newer]):
@@ -155,7 +155,7 @@ def _running(case: Case, begun: list[Begun]) -> Iterator[Breach]:
 
 
 def _said_at(case: Case, begun: Begun) -> int:
-    """When the limit of the queue by which a delivery began was set."""
+    """When the queue's limit was set by which a delivery began."""
     said = [
         each.us
         for each in case.history.said
@@ -165,12 +165,12 @@ def _said_at(case: Case, begun: Begun) -> int:
 
 
 def _has_stopped(case: Case, one: Delivery, us: int) -> bool:
-    """True if its process may have lost its share while it ran: it was kept up, or has left."""
+    """True if a delivery's process may have lost its share meanwhile: it was delayed, or left."""
     return case.kept_up(one.process, max(one.begun_us, us - _KEPT_US), us) or case.interrupted(one)
 
 
 def _followed(case: Case, begun: list[Begun]) -> Iterator[Breach]:
-    """Changes are followed within seconds; nothing of a paused group is handed out."""
+    """Members follow changes within seconds, and hand out no message of a paused group."""
     said = case.history.said
     for one, told in begun:
         if told.is_paused:
