@@ -223,8 +223,8 @@ class Settler:
         """Put messages with a key into another queue, where they take their names.
 
         Returns:
-            The moves of which other messages have the names in that queue: nothing of them is
-            written.
+            The moves of messages whose names other messages have in that queue; none is carried
+            out.
         """
         of: dict[str, list[RowMove]] = {}
         for move in moves:

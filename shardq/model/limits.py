@@ -695,11 +695,11 @@ class Bucket:
 
     @property
     def full_us(self) -> tuple[float, ...]:
-        """When the tokens of each rate are all there again, time since boot."""
+        """When each rate's bucket is full again, time since boot."""
         return tuple(self._taken_us)
 
     def fill(self, full_us: Iterable[float]) -> None:
-        """Let tokens be there by times since boot at which those of each rate are all there."""
+        """Add tokens: each rate's bucket is full at the given time since boot, or before."""
         self._taken_us = [min(pair) for pair in zip(self._taken_us, full_us, strict=True)]
 
     def next_us(self) -> float:

@@ -140,8 +140,8 @@ class Shares:
         """The share that the write under way asks for."""
         self._has_looked = False
         self._used_us: dict[str, float] = {}
-        """Name of a rate -> when its tokens are all there by what was used here, time since boot;
-        of those that were not all there when a share ended."""
+        """Name of a rate -> when its bucket is full again after its use here, time since boot.
+        Only rates whose bucket was not full when a share ended."""
         self._stepped_us = clock.boot_us() if clock.steps else None
         """When the clock was last found to have been set, time since boot."""
         self.granted = GrantedShare()
@@ -230,11 +230,11 @@ class Shares:
             self.granted = self._planned
 
     def note(self, rates: _Rates, full_us: Sequence[float]) -> None:
-        """Note what was used of rates here; what the last share proved holds no more.
+        """Note which tokens were used here; the times that the last share proved hold no more.
 
         Args:
             rates: The rates, each with its burst.
-            full_us: When the tokens of each are all there again, time since boot; or nothing.
+            full_us: When each rate's bucket is full again, time since boot; or empty.
         """
         self.granted = self.granted._replace(full_us=None)
         now_us = self._clock.boot_us()

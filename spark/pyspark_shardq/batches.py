@@ -1,7 +1,7 @@
-"""Rows and marks of the ledger as Arrow batches; `views.py` says what of them is in which column.
+"""Rows and marks of the ledger as Arrow batches, with the columns of `views.py`.
 
-Whole columns are made at a time: a dict for each row would cost more than reading it. What cannot
-be made into a column is damaged, and only then is each row looked at by itself.
+Whole columns are made at a time: a dict for each row would cost more than reading it. If a column
+cannot be made, a row is damaged, and only then each row is looked at by itself.
 """
 
 from __future__ import annotations

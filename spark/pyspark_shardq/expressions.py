@@ -94,12 +94,13 @@ def is_label(text: Column) -> Column:
 
 @cache
 def _classes() -> tuple[str, str]:
-    """Characters that no label has, and those that it does not have alone; for Java's patterns.
+    """Characters that no label may have, and characters that no label may consist of.
 
-    Asked of Python for each, since Java's tables are of another release of Unicode.
+    Texts for Java's patterns. Python decides for each character, because Java's tables are of
+    another release of Unicode.
     """
     unseen = [code for code in range(sys.maxunicode + 1) if not chr(code).isprintable()]
-    # Beside a letter, for some that are not seen join what is.
+    # Test each beside a letter: some unprintable characters are allowed as joiners of others.
     hidden = [code for code in unseen if not is_printable("x" + chr(code))]
     joiners = [code for code in unseen if not is_printable(chr(code))]
     joiners = sorted(set(joiners) - set(hidden))

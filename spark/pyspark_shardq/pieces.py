@@ -125,7 +125,7 @@ class WriteTally(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> WriteTally:
-        """A tally of plain values; others of them are passed over."""
+        """A tally made of plain values; ignores values of other names."""
         return msgspec.convert(values, cls)
 
 

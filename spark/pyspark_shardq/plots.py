@@ -227,7 +227,7 @@ def balance(
         bars: (name, amount) of each.
         of: What they are, `lane` or `node`.
         unit: What is counted.
-        priorities: Of each bar, its priority: those of one have a colour and a mean of their own.
+        priorities: The priority of each bar. Bars of one priority share a colour and a mean.
 
     Returns:
         A PNG.

@@ -87,8 +87,8 @@ MESSAGES: Columns = (
 )
 """`due` is when the row next needs attention, `first_due` what was first asked for; `id` is the
 message's, `row_id` that of its row, which every move changes, `entry` that of its first row, by
-which the history knows it; `in_flight`: it is a claim; `not_before`: when a message of a group may
-be handed out that is put off where it is."""
+which the history knows it; `in_flight`: it is a claim; `not_before`: when a message of a group that
+was postponed in place may be handed out."""
 
 DEAD: Columns = (
     *MESSAGES,

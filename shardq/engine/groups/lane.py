@@ -286,7 +286,7 @@ class GroupLane:
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
         cared: Group -> its heads that were due at the take-over and were handed out with care.
         buckets: Group with a rate -> its tokens.
-        slow: Those of groups with slow rates that have rows in memory or in the store.
+        slow: The buckets of groups with slow rates that have rows in memory or in the store.
         empty_us: When the tokens of all groups were none, time since boot.
         uncounted_ms: Claims of rows due up to this may not have been read yet, epoch milliseconds;
             None: all have been.

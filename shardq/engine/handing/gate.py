@@ -131,7 +131,7 @@ class Gate:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits for these limits, and no share of them is here."""
+        """True if no delivery waits for these limits, and this process has no share of them."""
         now_us = self._clock.boot_us()
         shares = [shares.granted for shares in (self._slots, self._tokens)]
         has_share = any(share.units and share.until_us > now_us for share in shares)
@@ -200,7 +200,7 @@ class Gate:
         return True
 
     def _empty(self) -> None:
-        """Forget the tokens; what was used of them is noted."""
+        """Forget the tokens; note which were used."""
         if self._bucket is not None:
             self._tokens.note(self._limit.rates, self._bucket.full_us)
             self._bucket, self._units = None, 0

@@ -183,10 +183,10 @@ def history(where: JobPlace, **asked: Any) -> HistoryReport:
 def archive(where: JobPlace, *, dry_run: bool, **asked: Any) -> ArchiveReport:
     """Copy the history of a queue to Parquet, a directory for each day that is over.
 
-    The queue must keep a history. What was written is read back, and its counts and checksums have
-    to be those of the history. A day that is there already is not copied again; one that the
-    history has less of by now stays as it is. Nothing is deleted from the queue. Ends with 1 where
-    a day could not be archived.
+    The queue must keep a history. Each written day is read back, and its counts and checksums must
+    equal the history's. An archived day is not copied again; it stays as it is if the history has
+    lost a part of it by now. Nothing is deleted from the queue. Ends with 1 if a day could not be
+    archived.
     """
     from pyspark_shardq.jobs import archive as job
 

@@ -459,9 +459,10 @@ def _fullest_first(shard: tuple[int, int, int]) -> tuple[int, int, int]:
 def _of_nodes(
     ranges: NDArray[Any], drawn: NDArray[Any], peak: int, nodes: int, replicas: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Shards, messages, and messages of the peak of each node.
+    """For each node its shards, its messages, and its messages in the fullest minute.
 
-    A node keeps, of the ring's ranges, which are alike in size, its own and those before it.
+    The ring's ranges are alike in size. A node keeps its own range, and the ranges before it as a
+    replica.
 
     Args:
         ranges: The range of each shard.
