@@ -186,7 +186,7 @@ MUTANTS: dict[str, Edits] = {
         (WaitingList, "pass_by", "return first is None or", "return True or"),
     ),
     "several of a group are claimed last first": (
-        (Group, "behind", "[one for _, one in taken]", "[one for _, one in taken[::-1]]"),
+        (Group, "behind", "list(wanted)", "list(wanted)[::-1]"),
     ),
     "what is due together goes last first": (
         (
