@@ -73,6 +73,12 @@ def test_a_planted_bug_is_found(mutant: str) -> None:
     assert rule in run_seed(seed, mutant=mutant).rules
 
 
+@pytest.mark.parametrize("mutant", mutants.MUTANTS)
+def test_a_planted_bug_fits_the_code(mutant: str) -> None:
+    with mutants.planted(mutant):
+        pass
+
+
 def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes() -> None:
     code = "from simulation.run import run_seed; print(run_seed(165).trace)"
     for salt in ("1", "2"):
