@@ -40,7 +40,7 @@ def write(
     lane: int | None = None,
     group: str | None = None,
 ) -> Row:
-    """Write a row as a writer would that does not look at the time."""
+    """Write a row with exactly this due; a put would raise a past due to now."""
     register = queue._home.register
     if group is not None:
         register.use_groups()

@@ -49,7 +49,8 @@ def test_what_a_consumer_does_and_keeps_does_not_grow_with_its_age() -> None:
             taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, OURS)])
             return sum(one.size for one in taken.statistics("filename"))
 
-        # Sweeps of sealed shards come 4, 32 and 256 minutes later: the first are over at the end.
+        # A sealed shard is swept again 4, 32 and 256 minutes later. The test takes longer: its last
+        # measurement includes sweeps of each kind.
         tracemalloc.start()
         work(20)
         early = calls(20), memory()

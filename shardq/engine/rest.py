@@ -115,12 +115,12 @@ class Rest(Part):
         return is_behind
 
     def until_ms(self) -> int | None:
-        """Until when there is no work, if nobody puts a message. Costs four reads at most.
+        """The time of the next work, if nobody puts a message. Costs four reads at most.
 
         Returns:
-            Epoch milliseconds. It is now if there is work, or a lane waits for another member, for
-            as long as the last step returned. It is None if the store's index of rows shows no row
-            at all.
+            Epoch milliseconds; now if there is work, or if a lane waits for another member. A lane
+            that waits needs no step before the delay that the last step returned has passed. None
+            if the store's index shows no row, or the queue is paused, and no schedule will fire.
         """
         now_ms = self._clock.now_ms()
         if not self.is_alone or self._next_ms <= now_ms:

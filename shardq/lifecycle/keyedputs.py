@@ -397,14 +397,15 @@ class KeyedPuts:
             asked.tried = None
 
     def _has_ended(self, asked: Asked, tried: Row, found: Standing) -> bool:
-        """True if an earlier try of a put, to which no key leads, was written and has ended.
+        """True if an earlier try of a put was written, though its key does not show it.
 
-        If it was not, the put is made new. Under a free name it can be repeated as it was: if its
-        row was deleted, the row stays deleted.
+        Its message has ended, or it runs and another message follows it. If the result is False,
+        the caller makes the put again. Under a free name it can repeat the same row: if the row was
+        deleted, it stays deleted.
         """
         ledger, generation = self._settler.ledger, own_key(tried).generation
         if found.key.behind is not None and _is_placed(tried, found.key.behind):
-            # It runs, and another message follows it.
+            # The message of this put runs, and another message follows it.
             return True
         if generation == 1:
             if ledger.covers(tried.shard.queue) and ledger.finished([tried]):

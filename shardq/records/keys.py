@@ -429,7 +429,8 @@ def _is_own(change: Change, key: KeyRow) -> bool:
         is_followed = key.behind is not None and _is_own(change, key.behind)
         return is_followed or key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
-    # A command of the next generation may have undone a command, but never a put.
+    # Another generation shows that a later command has replaced the row. A put is in force all the
+    # same, as the name is still its message's. A command may be undone, by `re_place` for example.
     is_command = KeyState.read(new["state"]).before is not None
     return not is_command or key.generation == own_key(row).generation
 

@@ -230,7 +230,7 @@ class Sandbox:
 
         Raises:
             BadTime: If the time cannot be read, or is before now.
-            UsageError: If both are given, or none; or a job travels.
+            UsageError: If both are given, or none; or if a job calls this method.
             Exception: An error of a job, by `raises`. Time stops at its end.
         """
         if (duration is None) == (until is None):
@@ -627,7 +627,10 @@ def _refuse(registry: Registry) -> None:
 
 
 def _begun_us(start_us: int | None) -> int:
-    """When a sandbox begins: at the given time, to which an active tool is moved, or now."""
+    """The time at which a sandbox begins: `start_us` if given, else now.
+
+    If freezegun or time-machine is active, its time is moved to `start_us` too.
+    """
     if start_us is None:
         return _now_us()
     if (tool := frozen.active()) is not None:

@@ -230,7 +230,8 @@ def write_totals(
     except StoreCorrupt:
         # A repair of damaged totals counts every row.
         mended_ms = 0
-    # A full count since the run began has found rows of it already: another is to be made.
+    # A full count that began after the run may have counted some of its rows already. Mark these
+    # totals as late, so that another full count is made.
     late_ms = mended_ms if mended_ms >= as_of_ms else 0
     row = StatsRow(farthest_ms=farthest_ms, late_ms=late_ms)
     row.merge(totals)

@@ -192,7 +192,8 @@ class _Planner:
         self.on -= _NOT_LOCAL if self.is_local else set()
         self.has_battery = random.Random(f"battery/{seed}").random() < 0.85
         if self.is_local and not self.has_battery:
-            # A history recorded in 1970 has expired once the clock is right.
+            # Without a battery the clock begins in 1970. A history recorded then has expired once
+            # the clock is right.
             self.on -= {"history"}
         # Likewise drawn by itself.
         self.fleet = Fleet(seed) if Fleet.is_drawn(seed) else None

@@ -133,7 +133,7 @@ class Registrar(Clerk):
         self.simulation.run(_REMOVED_S, lambda: not self._are_asking(len(names)))
 
     def _are_asking(self, removals: int) -> bool:
-        """True if a living process waits for an answer, or fewer removals have begun."""
+        """True if fewer than `removals` have begun, or a living process waits for an answer."""
         processes = self.simulation.processes
         asked = self.history.commands
         return sum(number >= _LAST for number in asked) < removals or any(

@@ -850,7 +850,7 @@ class GroupLanes(Part):
             group.remove(lambda other: other is one)
         self._memory.forget(one)
 
-    # List -----------------------------------------------------------------------------------------
+    # Lists of minutes with rows -------------------------------------------------------------------
 
     def pass_by(self, lane: int, minute: int) -> bool:
         """List a minute if it has rows, so the seal may pass it; False: the lane is not ours."""

@@ -44,7 +44,7 @@ class Limiter(Protocol):
     """The limits of tasks. The caller holds the lock of `ready`."""
 
     def has_limits(self, row: Row) -> bool:
-        """True if the task of a row has limits."""
+        """True if a row is paused or late, or its task has limits."""
 
     def limit(self, waiting: Iterable[Delivery]) -> None:
         """Record the limits of their tasks in rows that are about to wait for a handler."""
@@ -477,7 +477,7 @@ class Ready:
         return 1 << (self.bands - 1 - band)
 
     def _first_ms(self, band: int) -> int:
-        """The due of the first row of a band that is due."""
+        """The due of the first of a priority band's due rows; `NEVER` if there is none."""
         heap = self._due[band]
         first_ms = heap[0][0] if heap else NEVER
         if self._turns.due and (head := self._turns.first(band)) is not None:

@@ -178,7 +178,7 @@ class Starts(Part):
         """The check by which a handler sees that its message must stop; None if it never must."""
         return CancelCheck(self._keys, self._clock, row) if self._has_keys else None
 
-    # From the engine ------------------------------------------------------------------------------
+    # Called by the engine -------------------------------------------------------------------------
 
     def keep(self, *, is_leaving: bool = False) -> None:
         """Give back starts in advance that no thread used, and release rows whose pause is over.

@@ -136,7 +136,7 @@ class TaskLines(Part):
                 has_limits = task is not None and limit.rule_of(task) is not None
                 one.limit(self._line(task).gate if task and has_limits else None, one.line)
 
-    # From `ready` ---------------------------------------------------------------------------------
+    # Called by `ready` ----------------------------------------------------------------------------
 
     def has_limits(self, row: Row) -> bool:
         """True if a row is paused or late, or its task has limits."""
@@ -172,7 +172,7 @@ class TaskLines(Part):
             line = self._lines[name] = TaskLine(gate)
         return line
 
-    # From the engine ------------------------------------------------------------------------------
+    # Called by the engine -------------------------------------------------------------------------
 
     def keep(self) -> bool:
         """Take, renew or give back shares of limits, if it is time.

@@ -253,7 +253,7 @@ class Outbox(Part):
             or not (self._discards.is_empty and self._groups.is_idle)
         )
 
-    # From the intake ------------------------------------------------------------------------------
+    # Rows that are not handed out -----------------------------------------------------------------
 
     def share(self, one: Delivery, lane: int) -> bool:
         """Move a row, which no slot of this member begins soon, to a lane of another member.
@@ -302,7 +302,7 @@ class Outbox(Part):
         if one.grouped:
             self._groups.stored(one)
 
-    # From the engine ------------------------------------------------------------------------------
+    # Called by the engine -------------------------------------------------------------------------
 
     def flush(self, *, everything: bool = False) -> Happened:
         """Store all outcomes.

@@ -321,7 +321,7 @@ class ScheduleFiring:
         return _Fired(name, found, after._replace(last_key=last_key))
 
     def _is_stored(self, name: str, record: StoredSchedule) -> bool:
-        """True if a schedule is stored as it was read."""
+        """True if a schedule's stored record has not changed since it was read into `record`."""
         found = self._stored.read([name], {}).get(name)
         return found is not None and found.stored == record.stored
 

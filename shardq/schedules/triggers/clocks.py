@@ -61,7 +61,11 @@ class Local(Struct, frozen=True, tag="local"):
         zone_of(self.zone)
 
     def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
-        """The next fire time, by `next_fire`; an hourly rule fires in both of two equal hours."""
+        """The next fire time, by `next_fire`.
+
+        Where `twice` is None, a rule with a wildcard in minutes or hours fires in both hours of a
+        repeated hour, and any other rule in the first.
+        """
         twice = self._twice(twice)
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 

@@ -91,7 +91,7 @@ class NoQueue(SqsRefusal):
 
 
 def wrong(value: object, parameter: str, reason: str) -> SqsRefusal:
-    """A parameter whose value is invalid."""
+    """The refusal of a parameter's value, in the standard sentence."""
     return SqsRefusal(
         "InvalidParameterValueException",
         f"Value {value} for parameter {parameter} is invalid. Reason: {reason}",
@@ -99,19 +99,19 @@ def wrong(value: object, parameter: str, reason: str) -> SqsRefusal:
 
 
 def invalid(text: str) -> SqsRefusal:
-    """Parameters that are invalid for a reason of their own."""
+    """The refusal of invalid parameters, with a text that the caller gives."""
     return SqsRefusal("InvalidParameterValueException", text)
 
 
 def missing(parameter: str) -> SqsRefusal:
-    """A parameter that is missing."""
+    """The refusal of a request that lacks a parameter."""
     return SqsRefusal(
         "MissingRequiredParameterException", f"The request must contain the parameter {parameter}."
     )
 
 
 def bad_handle(handle: str) -> SqsRefusal:
-    """A receipt handle that is not one of this queue."""
+    """The refusal of a receipt handle that is not one of this queue."""
     return SqsRefusal(
         "ReceiptHandleIsInvalid",
         f'The input receipt handle "{handle[:200]}" is not a valid receipt handle.',
@@ -119,7 +119,7 @@ def bad_handle(handle: str) -> SqsRefusal:
 
 
 def expired_handle(handle: str) -> SqsRefusal:
-    """A receipt handle of a FIFO queue whose time is up."""
+    """The refusal of a FIFO queue's receipt handle that has expired."""
     return wrong(handle, "ReceiptHandle", "The receipt handle has expired.")
 
 

@@ -134,7 +134,7 @@ class Registers:
     def _in_turn(
         self, table: Table[K, V], changes: list[Change], done: list[Change], refused: Refused
     ) -> None:
-        """Change records, each once; adds to `done` and `refused`."""
+        """Write changes of different records; add each to `done` or to `refused`."""
         for size in (_CHANGES_MAX, _CHANGES_MAX, 1):
             again: list[Change] = []
             # If this step fails, the changes in `done` are applied all the same.
