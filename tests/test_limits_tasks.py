@@ -156,6 +156,23 @@ def test_limits_of_tasks_are_changed_while_their_jobs_wait(stage: Stage) -> None
     assert queue.settings.queue_limit == ""
 
 
+def test_jobs_that_wait_for_a_share_are_delivered_after_limits_of_groups_change(
+    stage: Stage,
+) -> None:
+    limits = {"tasks": {"slow": {"rate": "1/s"}}}
+    queues = [stage.connect().queue("mail", limits=limits) for _ in range(2)]
+    seen = Recorder(stage.clock)
+    consumers = [Consumer(queue, seen) for queue in queues]
+    queues[0].put_many(
+        {"body": f"{n}", "headers": {TASK_HEADER: "slow"}, "group": f"g{n}"} for n in range(60)
+    )
+    for tier in range(2, 8):
+        queues[0].limit("vip-*", tier=tier)
+        stage.drive(*consumers, seconds=6)
+    stage.drive(*consumers, seconds=60)
+    assert len(seen.texts) == 60
+
+
 def test_a_name_comes_before_the_longest_pattern(stage: Stage) -> None:
     queue = stage.connect().queue("mail", limits={"running": 9, "tasks": {"a.*": {"running": 1}}})
     queue.limit(task="a.b*", running=2)

@@ -238,6 +238,8 @@ class Turns:
             if not line.heads:
                 del self._lines[line]
                 self._gated.pop(line, None)
+                # The next head that is added waits anew, if it has to.
+                line.held = 0
             elif line.turn is None and not line.held:
                 self._enter(line)
         return removed
