@@ -211,7 +211,13 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a move does not look first": (
-        (Settler, "carry_out", "there.get(move.old)", "there.get(move.old, move.new)"),
+        (
+            Settler,
+            "carry_out",
+            "self._store.find([move.old for move in moves])}",
+            "self._store.find([move.old for move in moves])}\n"
+            "    there = {move.old: move.new for move in moves} | there",
+        ),
     ),
     "a parked claim is not moved on": (
         (Outbox, "park_overdue", "self._is_half_over(one.row.ready_ms)", "False"),
