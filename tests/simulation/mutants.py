@@ -189,10 +189,8 @@ MUTANTS: dict[str, Edits] = {
         (Group, "behind", "list(wanted)", "list(wanted)[::-1]"),
     ),
     "what is due together goes last first": (
-        (
-            Group, "add", "(place, one)",
-            "((place[0], bytes(255 - part for part in place[1])), one)",
-        ),
+        (Group, "_put", "place > self._end", "place[0] > self._end[0]"),
+        (Group, "_put", "self._find(place)", "self._find((place[0], b''))"),
     ),
     "a cursor passes now": (
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
