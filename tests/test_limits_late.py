@@ -33,16 +33,18 @@ def most_within(times_us: Sequence[int], span_us: int) -> int:
 @on_each_store
 def test_late_messages_begin_at_the_rate_and_messages_on_time_pass(world: World) -> None:
     queue = world.connect().queue(world.queue_name(), limits={"catch_up": "2/m"})
-    put(queue, "late", 1)
+    put(queue, "late", 2)
     world.pass_time(6)
     other = world.connect().queue(queue.name)
-    assert other.receive(20, wait="1s") == []
+    [first] = other.receive(20, wait="1s")
+    assert first.text.startswith("late")
     put(queue, "now", 3)
     got = other.receive(20, wait="20s") + other.receive(20)
     assert sorted(message.text for message in got) == ["now 0", "now 1", "now 2"]
     queue.alter(limits="off")
     world.pass_time(6)
-    assert [message.text for message in other.receive(20, wait="10s")] == ["late 0"]
+    [last] = other.receive(20, wait="10s")
+    assert {first.text, last.text} == {"late 0", "late 1"}
 
 
 @pytest.mark.parametrize("consumers", [1, 3])
@@ -88,7 +90,7 @@ def test_a_message_is_late_from_five_seconds_on_and_a_retry_is_on_time(stage: St
     put(queue, "late", 5)
     stage.clock.advance(5.1)
     stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=20)
-    assert of(seen, "late") == []
+    assert len({text for text in seen.texts if text.startswith("late")}) == 1
 
 
 def test_jobs_of_a_task_with_limits_follow_these_alone(stage: Stage) -> None:
@@ -101,7 +103,7 @@ def test_jobs_of_a_task_with_limits_follow_these_alone(stage: Stage) -> None:
     seen = Recorder(stage.clock)
     stage.drive(Consumer(queue, seen), seconds=5)
     assert len(of(seen, "job")) == 30
-    assert of(seen, "late") == []
+    assert len(of(seen, "late")) == 1
 
 
 def test_the_rate_is_changed_while_a_backlog_drains(stage: Stage) -> None:

@@ -344,7 +344,7 @@ def alerts() -> dict[str, str]:
 
 
 def test_each_series_of_an_alert_is_one_that_is_scraped() -> None:
-    assert len(alerts()) == 9
+    assert len(alerts()) == 10
     for name, expression in alerts().items():
         assert series_in(expression) <= SERIES, name
         assert series_in(expression), name
