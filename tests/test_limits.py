@@ -249,6 +249,21 @@ def test_the_tokens_of_a_slow_rate_are_there_for_a_new_group_and_not_again_for_a
     assert {one.group for one in other.receive(5, wait="2s")} == {"b"}
 
 
+def test_groups_that_wait_for_tokens_of_slow_rates_are_not_looked_at_until_then(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, groups={"rate": "6/m"})
+    queue.put_many({"body": "x", "group": f"{n}"} for n in range(200) for _ in range(3))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    for round_ in range(1, 4):
+        stage.drive(consumer, seconds=5)
+        (lane,) = consumer._engine.groups._lanes.values()
+        assert (len(seen.texts), len(lane.slow)) == (200 * round_, 0)
+        stage.drive(consumer, seconds=5.5)
+    assert most_within(seen.at_us, 9_000_000) <= 200
+
+
 def test_a_group_that_waits_for_its_rate_delays_no_other(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, groups={"slow*": {"rate": "1/h"}})
     put(queue, "slow", 2_000)

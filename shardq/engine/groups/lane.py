@@ -286,7 +286,10 @@ class GroupLane:
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
         cared: Group -> its heads that were due at the take-over and were handed out with care.
         buckets: Group with a rate -> its tokens.
-        slow: The buckets of groups with slow rates that have rows in memory or in the store.
+        slow: The buckets of groups with slow rates that have rows in memory or in the store, and
+            whose next token may be there.
+        later: A heap of the other such groups: (when the next token is there, time since boot;
+            name). Some may have been forgotten since.
         empty_us: When the tokens of all groups were none, time since boot.
         uncounted_ms: Claims of rows due up to this may not have been read yet, epoch milliseconds;
             None: all have been.
@@ -304,6 +307,7 @@ class GroupLane:
     cared: Counter[str] = field(default_factory=Counter)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     slow: dict[str, SlowBucket] = field(default_factory=dict)
+    later: list[tuple[float, str]] = field(default_factory=list)
     uncounted_ms: int | None = None
 
     @property
@@ -349,7 +353,7 @@ class GroupLane:
 
     def limit(self, limits: GroupLimits, now_us: int) -> None:
         """Let other limits hold from now on; a rate that changes begins without tokens."""
-        self.limits, self.slow = limits, {}
+        self.limits, self.slow, self.later = limits, {}, []
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):
                 self.buckets[name] = bucket_of(rates, now_us)
@@ -412,6 +416,20 @@ class GroupLane:
             bucket = self.buckets.pop(name)
             if name in self.groups or not bucket.is_full(now_us):
                 self.buckets[name] = bucket
+
+    def with_tokens(self, now_us: int) -> dict[str, SlowBucket]:
+        """Return the buckets of groups with slow rates whose next token may be there, by name."""
+        later, slow = self.later, self.slow
+        while later and later[0][0] <= now_us:
+            _, name = heapq.heappop(later)
+            bucket = self.buckets.get(name)
+            if name in self.groups and isinstance(bucket, SlowBucket):
+                slow[name] = bucket
+        for name, bucket in list(slow.items()):
+            if bucket.is_read and (next_us := bucket.next_us()) > now_us:
+                del slow[name]
+                heapq.heappush(later, (next_us, name))
+        return slow
 
     def needs_care(self, row: Row) -> bool:
         """True if the former owner may have died of this head; True once a place of a group."""

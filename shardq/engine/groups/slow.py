@@ -61,14 +61,18 @@ class SlowRates(Part):
         """When the next token of a waiting head is there, epoch milliseconds."""
 
     def waiting(self, lanes: Iterable[GroupLane]) -> list[_Awaiting]:
-        """Return the groups whose heads wait for a token that is not granted."""
-        return [
+        """Return the groups whose heads wait for a token that is not granted, and may be there."""
+        now_us = self._clock.boot_us()
+        mine = [one for one in lanes if self._leases.is_valid(one.lease)]
+        found = [
             _Awaiting(name, bucket, group)
-            for mine in lanes
-            if mine.slow and self._leases.is_valid(mine.lease)
-            for name, bucket in mine.slow.items()
-            if (group := mine.groups.get(name)) is not None and self._waits(group, bucket)
+            for one in mine
+            for name, bucket in one.with_tokens(now_us).items()
+            if (group := one.groups.get(name)) is not None and self._waits(group, bucket)
         ]
+        first_us = min((one.later[0][0] for one in mine if one.later), default=None)
+        self.next_ms = NEVER if first_us is None else self._at_ms(first_us)
+        return found
 
     def grant(self, waiting: Sequence[_Awaiting]) -> None:
         """Take the next tokens of groups, of 100 at most, as far as they are there.
@@ -78,7 +82,6 @@ class SlowRates(Part):
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
-        self.next_ms = NEVER
         if unread := {name: bucket for name, bucket, _ in waiting if not bucket.is_read}:
             names = list(map(_name_of, list(unread)[:_AT_ONCE]))
             texts = self._store.notes(LIMITS, (self._register.totals_key,), names)
@@ -93,8 +96,7 @@ class SlowRates(Part):
             elif bucket.next_us() <= now_us:
                 wanted[(self._register.totals_key,), (_name_of(name),)] = one
             else:
-                left_ms = math.ceil((bucket.next_us() - now_us) / 1_000)
-                self.next_ms = min(self.next_ms, self._clock.now_ms() + left_ms)
+                self.next_ms = min(self.next_ms, self._at_ms(bucket.next_us()))
         if wanted:
             self._take(wanted)
 
@@ -145,6 +147,10 @@ class SlowRates(Part):
         }
         bucket.adopt(None if known is None else full_us)
         bucket.record = text
+
+    def _at_ms(self, us: float) -> int:
+        """A time since boot as epoch milliseconds."""
+        return self._clock.now_ms() + math.ceil((us - self._clock.boot_us()) / 1_000)
 
     def _waits(self, group: Group, bucket: SlowBucket) -> bool:
         """True if a head of a group waits for a token that was not granted."""
