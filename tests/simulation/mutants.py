@@ -278,8 +278,8 @@ MUTANTS: dict[str, Edits] = {
     "a claim is not looked at again": (
         (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
-    "what is given up is left to the sweeps": (
-        (Memory, "leave", "self.go_back_to(lane, one.row.due_ms)", "pass"),
+    "rows of a group that were stored late are left to the sweeps": (
+        (Reader, "with_missed", "if not grouped:", "if True:"),
     ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
