@@ -78,6 +78,40 @@ def test_a_few_that_waited_for_less_than_ten_minutes_are_delivered_at_once(
     assert sorted(map(int, seen.texts)) == list(range(1, 50))
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_group_is_delivered_once_its_paused_message_is_cancelled(
+    stage: Stage, places: int
+) -> None:
+    queue = stage.connect().queue("mail", groups={"places": places})
+    queue.pause(key="order-7")
+    queue.put("paused", key="order-7", group="a")
+    queue.put("next", group="a")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == []
+    assert queue.cancel(key="order-7")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["next"]
+
+
+def test_messages_of_a_pause_stay_in_memory_whatever_many_groups_wait_for_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.pause(task="slow")
+    headers = {TASK_HEADER: "slow"}
+    queue.put_many({"body": f"{n}", "group": f"g{n}", "headers": headers} for n in range(150))
+    put(queue, "slow", 50)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=30)
+    assert not seen.texts
+    queue.resume(task="slow")
+    stage.drive(consumer, seconds=6)
+    assert len(seen.texts) == 150 + 50
+
+
 def test_minutes_are_sealed_while_messages_of_a_pause_wait(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.pause(task="slow")

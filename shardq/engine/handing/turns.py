@@ -144,9 +144,11 @@ class Turns:
         self._release(line)
 
     def reopen(self) -> None:
-        """Look again whether lines that wait for limits of tasks may be taken from."""
+        """Look again whether lines that wait for limits of tasks, and not for pauses, are open."""
         for line in list(self._gated):
-            self._release(line)
+            gate = line.heads[0][3].gate
+            if gate is None or not gate.is_closed:
+                self._release(line)
 
     def _release(self, line: HeadLine) -> None:
         line.held = 0
@@ -240,7 +242,8 @@ class Turns:
                 self._gated.pop(line, None)
                 # The next head that is added waits anew, if it has to.
                 line.held = 0
-            elif line.turn is None and not line.held:
+            elif line.turn is None and (not line.held or line in self._gated):
+                # The gate of the next head may be another one.
                 self._enter(line)
         return removed
 
