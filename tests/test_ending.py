@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crashing import crash, run_until_crash
+from reading import write
 from sqlite_file import run_child
 
 from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
@@ -380,6 +381,31 @@ def test_at_the_deadline_what_is_held_is_parked_uncounted_and_its_end_comes_too_
         ending.end(None)
         again.end()
     assert [(one.id, one.attempt) for one in again.messages] == [(sent.id, 1)]
+
+
+def test_what_was_stored_late_waits_for_one_of_its_group_that_was_parked_at_the_deadline(
+    busy: Stage,
+) -> None:
+    queue = busy.connect().queue("mail", minute="1s", offset="1s", visibility="10s")
+    busy.clock.advance(10)
+    late_ms = busy.clock.now_ms()
+    busy.clock.advance(1)
+    queue.put("runs", group="g")
+    consumer = Holding(queue, deadline="2s")
+    with busy.ticking():
+        consumer.start()
+        consumer.wait_for(1)
+        consumer.end()
+        write(busy, queue, late_ms, b"late", group="g")
+        again = Holding(busy.connect().queue("mail"))
+        again.start()
+        until_us = busy.clock.boot_us() + 4_000_000
+        again.wait_until(lambda: busy.clock.boot_us() > until_us)
+        assert again.messages == []
+        for count in (1, 2):
+            again.wait_for(count)[-1].end(None)
+        again.end()
+    assert [one.text for one in again.messages] == ["late", "runs"]
 
 
 def test_a_message_of_a_group_waits_until_the_one_before_it_has_ended(busy: Stage) -> None:

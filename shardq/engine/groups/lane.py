@@ -293,6 +293,8 @@ class GroupLane:
         empty_us: When the tokens of all groups were none, time since boot.
         uncounted_ms: Claims of rows due up to this may not have been read yet, epoch milliseconds;
             None: all have been.
+        claimed_ms: Claims of groups in order that a former owner left may be due up to this, epoch
+            milliseconds, and may not have been read yet; None: all have been.
     """
 
     number: int
@@ -309,6 +311,7 @@ class GroupLane:
     slow: dict[str, SlowBucket] = field(default_factory=dict)
     later: list[tuple[float, str]] = field(default_factory=list)
     uncounted_ms: int | None = None
+    claimed_ms: int | None = None
 
     @property
     def is_at_work(self) -> bool:
@@ -380,8 +383,12 @@ class GroupLane:
         group.places, group.line = limit.places, HeadLine(limit.tier, bucket)
 
     def _is_counted(self, group: Group) -> bool:
-        """True if a group may begin: all its claims were read, or it has one place, in order."""
-        return self.uncounted_ms is None or group.is_ordered or group.read >= _COUNTED_ROWS
+        """True if a group may begin: all its claims were read.
+
+        A claim of a group in order is behind its other rows only if these were stored late.
+        """
+        until_ms = self.claimed_ms if group.is_ordered else self.uncounted_ms
+        return until_ms is None or group.read >= _COUNTED_ROWS
 
     def uncount(self, until_ms: int) -> None:
         """Let no group with several places begin until the lane has been read up to a due."""
@@ -398,6 +405,8 @@ class GroupLane:
         """
         if self.uncounted_ms is not None and read_ms >= self.uncounted_ms:
             self.uncounted_ms = None
+        if self.claimed_ms is not None and read_ms >= self.claimed_ms:
+            self.claimed_ms = None
         counted = [
             name
             for name, group in self.groups.items()

@@ -184,8 +184,8 @@ class GroupLanes(Part):
                 mine = self._lanes[number] = GroupLane(
                     number, lease, self._limits, self._clock.boot_us()
                 )
-                self._uncount(mine)
                 mine.listed = dict(found.get(number, {}))
+                mine.claimed_ms = self._claimed_ms(mine.listed, self._uncount(mine))
                 mine.touched = set(mine.listed)
                 for one in [one for one in self._begun if one.row.shard.lane == number]:
                     name = one.row.group or ""
@@ -202,8 +202,12 @@ class GroupLanes(Part):
                     first_ms[number] = min(due_ms, first_ms.get(number, due_ms))
         return first_ms
 
-    def _uncount(self, mine: GroupLane) -> None:
-        """Count the claims of a lane anew: the former owner may have handed out what is due."""
+    def _uncount(self, mine: GroupLane) -> int:
+        """Count the claims of a lane anew: the former owner may have handed out what is due.
+
+        Returns:
+            The due up to which it may have.
+        """
         until_ms = self._clock.now_ms()
         if (lane := self._memory.lanes.get(mine.number)) is not None:
             lane.seen_ms = until_ms
@@ -212,6 +216,7 @@ class GroupLanes(Part):
             until_ms = layout.end_ms(layout.newest_sealable(until_ms)) - 1
         mine.uncount(until_ms)
         self.uncounted.add(mine.number)
+        return until_ms
 
     def _count(self, now_ms: int) -> None:
         """Let groups begin whose claims have all been read."""
@@ -252,10 +257,41 @@ class GroupLanes(Part):
                     del self._looks[at]
                 # The next owner reads the notes of these lanes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
+                if mine is not None and mine.claimed_ms is not None:
+                    self._note_claim(number, mine.claimed_ms)
                 for group in () if mine is None else mine.groups.values():
+                    if group.left and group.after is not None:
+                        self._note_claim(number, group.after[0] + 1)
+                    self.note_claims(one.row for one in group.heads)
                     group.left = 0
                     group.heads = dict.fromkeys(group.heads, 0)
                     self._begun.update((one, None) for one in group.heads if one.begun_us)
+
+    def _claimed_ms(self, listed: Mapping[int, int], until_ms: int) -> int | None:
+        """The due, at most `until_ms`, up to which a former owner left claims; None: none."""
+        layout = self._register.layout
+        claimed = [minute for minute, due_ms in listed.items() if due_ms < layout.start_ms(minute)]
+        if not claimed:
+            return None
+        return min(layout.end_ms(max(claimed)) - 1, until_ms)
+
+    def note_claims(self, rows: Iterable[Row]) -> None:
+        """Let the next owner of a lane read up to these rows before it begins, if they are claims.
+
+        A row of a claim's group may be stored late, and would be read before the claim.
+        """
+        now_ms = self._clock.now_ms()
+        for row in rows:
+            if row.claim is not None and row.ready_ms > now_ms:
+                self._note_claim(row.shard.lane, row.due_ms)
+
+    def _note_claim(self, lane: int, due_ms: int) -> None:
+        layout = self._register.layout
+        lease = self._leases.get(layout.lane_lease(lane))
+        if lease is not None:
+            minute = layout.minute_of(due_ms)
+            # No row of the minute is due before it begins: such a due marks the minute.
+            lease.claimed[minute] = layout.start_ms(minute) - 1
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -462,6 +498,7 @@ class GroupLanes(Part):
             mine, group = self._group_of(row)
             if mine is None or group is None or one not in group.heads:
                 self._begun.pop(one, None)
+                self.note_claims([row])
                 return
             (head,) = self._memory.take_in([row], mine.lease)
             if one.is_edited and one.lease is mine.lease:
@@ -503,6 +540,7 @@ class GroupLanes(Part):
                             mine.give_back_care(name)
                     if taken:
                         is_claim = is_claim or any(one.row.claim is not None for one in taken)
+                        self.note_claims(one.row for one in taken)
                         removed += taken
                         group.after = None
                         group.last = max(

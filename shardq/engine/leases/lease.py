@@ -60,6 +60,8 @@ class Lease:
         taken_ms: When the lease was taken, epoch milliseconds; 0 if it was not yet. Another member
             has handed out no row that is due later than this. If the clock was set back since, the
             value is later by as much.
+        claimed: Minutes of a lane for groups in which claims run, each with the due to list it by
+            when the lease is released: the next owner reads them before it begins a group.
         reach_ms: For a lease not taken yet: the last due of which the other member may have handed
             out rows.
     """
@@ -67,6 +69,7 @@ class Lease:
     __slots__ = (
         "_heir",
         "careful",
+        "claimed",
         "deadline_us",
         "is_after_lapse",
         "lock",
@@ -89,6 +92,7 @@ class Lease:
         self.is_after_lapse = False
         self.window = careful
         self.taken_ms = taken_ms
+        self.claimed: dict[int, int] = {}
         self.reach_ms = 0
         self._heir: Lease | None = None
         self.renew(sent_us, ttl_us)
@@ -348,6 +352,9 @@ class MemberLeases:
             # End it here before the release is sent: if the answer is lost, another member may hold
             # the shard by then.
             self._held[shard].deadline_us = 0
+        for shard, lock in locks.items():
+            if claimed := self._held[shard].claimed:
+                self._store.list_minutes(shard, lock, claimed)
         self._store.release(locks)
         for shard in locks:
             log.info("%s: lease released", shard)

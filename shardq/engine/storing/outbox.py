@@ -583,6 +583,8 @@ class Outbox(Part):
             return
         was_claim = one.is_claim
         self._memory.park(one, claim)
+        if one.grouped and not self._groups.holds(claim.shard.lane):
+            self._groups.note_claims([claim])
         if not was_claim:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)

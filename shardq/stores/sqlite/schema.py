@@ -71,8 +71,9 @@ CREATE TABLE leases (
 CREATE TABLE waiting (
     queue  TEXT    NOT NULL,
     lane   INTEGER NOT NULL, -- a lane for groups; its lease is in leases, minute -1
-    minute INTEGER NOT NULL, -- a minute before the seal in which rows are left
-    due    INTEGER NOT NULL, -- the due of the first of them when listed, epoch milliseconds
+    minute INTEGER NOT NULL, -- a minute in which rows are left, before the seal or with claims
+    due    INTEGER NOT NULL, -- the due of the first of them when listed, epoch milliseconds; before
+                             -- the minute: its owner released the lane while claims of it ran
     PRIMARY KEY (queue, lane, minute)
 ) WITHOUT ROWID""",
     """\
