@@ -133,6 +133,41 @@ def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     ]
 
 
+def test_a_run_of_a_group_that_is_written_again_keeps_its_place(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10), overlap="queue")
+    stage.faults.fail("write_records schedules")
+    with pytest.raises(errors.StoreUnavailable):
+        ScheduleFiring(queue._home).fire(["crm"], ahead_ms=10_000)
+    [first] = queue.peek()
+    # Its minute ends before another member fires it.
+    stage.clock.advance(300)
+    ScheduleFiring(queue._home).fire(["crm"])
+    assert [one.due for one in queue.peek() if one.id == first.id] == [first.due]
+    assert Run(stage, queue).drive(20)[0] == "08:00:10"
+
+
+def test_a_run_of_a_group_that_is_written_late_is_found_by_the_owner_of_its_lane(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.every("1h", b"", name="crm", start=at(stage, 10), overlap="queue")
+    reader = stage.connect().queue("mail")
+
+    def read_on() -> None:
+        # The reader cannot fire the schedule itself.
+        stage.faults.fail("records schedules", times=1_000)
+        for _ in range(240):
+            # A lane in which rows are seen is read beyond the due.
+            reader.put("other", group="g")
+            stage.clock.advance(1)
+            reader.ack(*reader.receive(10))
+
+    stage.faults.call("insert", read_on, after=False)
+    ScheduleFiring(queue._home).fire(["crm"], ahead_ms=10_000)
+    [run] = reader.receive(10, wait="2s")
+    assert run.headers["schedule"] == "crm"
+
+
 def test_a_schedule_that_two_make_at_once_is_one(stage: Stage, queue: Queue) -> None:
     other = stage.connect().queue("mail")
     start = at(stage, 10)

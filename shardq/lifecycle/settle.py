@@ -364,9 +364,21 @@ class Settler:
     def tell(self, rows: Sequence[Row], *, are_gone: bool = False) -> None:
         """Let the owners of group lanes reread rows that were settled, moved or edited.
 
-        A far row is left out: no owner has read it, however far the owner's clock is ahead. An
-        error of the store is only logged, because the rows are settled. The group of such a row is
-        then unblocked when the time of its head would have been up.
+        An error of the store is only logged, because the rows are settled. The group of such a row
+        is then unblocked when the time of its head would have been up.
+        """
+        try:
+            self.point_to(rows, are_gone=are_gone)
+        except (StoreTimeout, StoreUnavailable) as error:
+            log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
+
+    def point_to(self, rows: Sequence[Row], *, are_gone: bool = False) -> None:
+        """Let the owners of group lanes reread rows.
+
+        A far row is left out: no owner has read it, however far the owner's clock is ahead.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some owners may not reread; repeating is safe.
         """
         layout = self._register.layout
         far_ms = self._clock.now_ms() + layout.offset_ms
@@ -378,12 +390,8 @@ class Settler:
             and layout.is_of_groups(row.shard.lane)
             and not any(look(row.position, are_gone) for look in self._lookers)
         ]
-        if not notes:
-            return
-        try:
+        if notes:
             self._store.insert(notes)
-        except (StoreTimeout, StoreUnavailable) as error:
-            log.warning("what waits behind %s goes on later: %s", rows[0].message_id, error)
 
     def edit(self, edits: Sequence[tuple[Row, Row]]) -> None:
         """Edit rows of group lanes in place, for a member or caller that does not own the lanes.

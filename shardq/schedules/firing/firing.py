@@ -233,7 +233,8 @@ class ScheduleFiring:
         if not self._is_local:
             self._home.store.insert(planned)
             ledger.enter(planned)
-            self._home.settler.repair(planned)
+            self._home.settler.repair([row for row in planned if row.group is None])
+            self._point_to_late([row for row in planned if row.group is not None])
         refused = self._stored.write(
             [
                 ScheduleWrite(
@@ -277,11 +278,25 @@ class ScheduleFiring:
             if self._on_put is not None:
                 self._on_put(due_ms)
 
+    def _point_to_late(self, rows: Sequence[Row]) -> None:
+        """Let the owners of group lanes look for rows that were written late, which are not moved.
+
+        A later row of the group must not go before a row that a firing before this one wrote in
+        time. The record is written after this, so a crash loses no note.
+        """
+        layout, now_ms = self._register.layout, self._clock.now_ms()
+        self._home.settler.point_to(
+            [
+                row
+                for row in rows
+                if row.due_ms < now_ms - _SWEPT_MS or layout.is_late(row.shard.minute, now_ms)
+            ]
+        )
+
     def _to_now(self, rows: Sequence[Row]) -> None:
-        """Move rows that were written late to now. A row of a group stays, and gets a note."""
+        """Move rows that were written late to now, without those of groups."""
         settler = self._home.settler
         late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
-        settler.tell([row for row in late if row.group is not None])
         share = settler.planner.share
         settler.carry_out(
             [share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
