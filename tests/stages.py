@@ -47,7 +47,7 @@ def db(stage: Stage) -> Connection:
 
 @pytest.fixture
 def in_steps(stage: Stage) -> None:
-    """Moves with marks go step by step, as on Cassandra, and meet the faults of each verb."""
+    """Moves with marks or notes go step by step, as on Cassandra, and meet each verb's faults."""
     whole = stage._sqlite.move
 
     def move(
@@ -55,9 +55,10 @@ def in_steps(stage: Stage) -> None:
         marks: Mapping[Position, Sequence[Mark]] = NO_MARKS,
         kept_ms: Mapping[str, int] = NO_TIMES,
     ) -> set[Position]:
-        if not marks:
-            return whole(moves)
-        steps.move(stage._store, list(moves), marks, kept_ms)
+        made = list(moves)
+        if not marks and all(move.note is None for move in made):
+            return whole(made)
+        steps.move(stage._store, made, marks, kept_ms)
         return set()
 
     stage._sqlite.move = move  # type: ignore[method-assign]

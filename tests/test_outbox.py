@@ -393,3 +393,41 @@ def test_a_row_that_moved_in_a_flush_that_failed_is_not_delivered_after_others_s
     attempts = [message.attempt for message in seen.messages if message.text == "again"]
     assert attempts == list(range(1, len(attempts) + 1))
     assert len(attempts) > 10
+
+
+@pytest.mark.usefixtures("in_steps")
+def test_a_row_of_a_half_done_move_that_was_delivered_meanwhile_is_not_delivered_again(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock, retry_twice)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    queue.put("again", key="order-5")
+    # The new row is written and read, and its delivery ends before the move succeeds.
+    stage.faults.fail("note places", times=2, error=StoreTimeout("too slow"))
+    stage.drive(consumer, seconds=30)
+    assert [message.attempt for message in seen.messages] == [1, 2, 3]
+    assert stage.is_empty(queue)
+
+
+def test_a_row_that_a_repeated_move_writes_long_after_its_due_is_read_at_once(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock, retry_twice)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    queue.put("again")
+    stage.faults.fail("move", times=1_000)
+    stage.drive(consumer, seconds=10)
+    stage.faults.heal()
+    moves = stage.faults.calls["move"]
+    assert stage.drive(consumer, seconds=30, until=lambda: stage.faults.calls["move"] > moves)
+    stage.drive(consumer, seconds=1)
+    assert [message.attempt for message in seen.messages] == [1, 2, 3]
+
+
+def retry_twice(message: Message) -> None:
+    if message.attempt < 3:
+        raise Retry("10ms")

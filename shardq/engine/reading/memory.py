@@ -152,6 +152,13 @@ class Memory:
             ):
                 lane.rewind(row.due_ms)
 
+    def reread(self, rows: Iterable[Row]) -> None:
+        """Move cursors back to rows that exist only if nobody has settled them yet."""
+        for row in rows:
+            lane = self.lanes.get(row.shard.lane)
+            if lane is not None and row.shard.queue == self._register.layout.queue:
+                lane.rewind(row.due_ms)
+
     def is_eager(self) -> bool:
         """True if another member still holds a lane that is new to this member."""
         now_ms = self._clock.now_ms()

@@ -119,6 +119,8 @@ class Outbox(Part):
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
+        self._is_half_moved = False
+        """True if the last try of `_moves` failed, and may have written some of the new rows."""
         self._edits: list[_Edit] = []
         self._failed: list[tuple[Row, Try]] = []
         """Failed attempts to record, if the queue keeps a history."""
@@ -313,9 +315,9 @@ class Outbox(Part):
                 poll reads.
 
         Returns:
-            What has happened since the last return, also in flushes that failed. Rows moved by
-            failed flushes are left out: reads since then may have found them, and others settled
-            them.
+            What has happened since the last return, also in flushes that failed. Rows that failed
+            flushes have moved, or begun to move, are left out: reads since then may have found
+            them, and this member or others may have settled them.
         """
         self._happened.moved.clear()
         if self._memory.stranded:
@@ -695,7 +697,9 @@ class Outbox(Part):
 
     def _flush_moves(self) -> None:
         self._leave_lapsed()
+        is_again, self._is_half_moved = self._is_half_moved, True
         gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])
+        self._is_half_moved = False
         moves, self._moves = self._moves, []
         self._memory.read_again(p.move.new for p in moves)
         for pending in moves:
@@ -708,11 +712,15 @@ class Outbox(Part):
         done = [p for p in moves if p.move.old not in gone]
         now = [repaired.get(p.move.new.id, p.move.new) for p in done]
         self._note_deaths([row for p, row in zip(done, now, strict=True) if p.fate is Fate.BURY])
-        self._happened.moved += [
+        waiting = [
             row
             for p, row in zip(done, now, strict=True)
             if p.fate is not Fate.BURY and p.one.begun_us
         ]
+        if is_again:
+            self._memory.reread(waiting)
+        else:
+            self._happened.moved += waiting
 
     def _count(self, pending: _Pending) -> None:
         one, fate = pending.one, pending.fate
