@@ -11,7 +11,7 @@ from shardq.stores.tables import MEMBERS, QUEUES
 from shardq.testing import Stage
 
 
-def rest(stage: Stage, consumer: Consumer, seconds: float) -> int:
+def rest(stage: Stage, consumer: Consumer, seconds: float, *, is_watched: bool = False) -> int:
     """Step a consumer as a stepper of many queues does; returns the number of its steps."""
     engine, clock = consumer._engine, stage.clock
     begun_us = due_us = clock.boot_us()
@@ -25,8 +25,8 @@ def rest(stage: Stage, consumer: Consumer, seconds: float) -> int:
             engine.news.wake()
         now_us = clock.boot_us()
         if has_news or now_us >= due_us:
-            is_looked_at = awaited is not None and not has_news
-            engine.news.take(is_watched=False, is_looked_at=is_looked_at, is_regular=True)
+            is_looked_at = awaited is not None and not has_news and not is_watched
+            engine.news.take(is_watched=is_watched, is_looked_at=is_looked_at, is_regular=True)
             due_us = now_us + round(engine.step() * 1e6)
             while (one := engine.ready.take()) is not None:
                 consumer._deliver(one)
@@ -144,3 +144,17 @@ def test_a_record_that_cannot_be_read_is_reported_by_a_step(stage: Stage, queue:
     assert consumer._engine.take_in(noted)
     noted._found[QUEUES, ()] = {}
     assert consumer._engine.take_in(noted)
+
+
+def test_what_is_cancelled_over_2_s_before_its_due_is_never_delivered_at_rest(
+    stage: Stage, queue: Queue
+) -> None:
+    consumer, seen = reading(stage, queue)
+    rest(stage, consumer, 30, is_watched=True)
+    cancelled = queue.put("cancelled", delay="5s")
+    late = [queue.put(f"{ms} ms", delay=f"{ms}ms") for ms in (1_500, 2_100, 4_000, 5_900, 6_100)]
+    rest(stage, consumer, 2.5, is_watched=True)
+    assert queue.cancel(cancelled)
+    rest(stage, consumer, 10, is_watched=True)
+    assert [one.id for one in seen.messages] == [one.id for one in late]
+    assert max(seen.late_ms) <= 1

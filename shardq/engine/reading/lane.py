@@ -29,7 +29,8 @@ SWEPT = 1 << 62
 READ_AHEAD_MS = 2_000
 """Rows due within this time are read ahead, and handed out on their millisecond."""
 REST_AHEAD_MS = 6_000
-"""The same time at rest, if the store reports changes: steps are rarer there."""
+"""A look at rest finds rows due within this time, if the store reports changes: steps are rarer
+there. Only rows due within `READ_AHEAD_MS` are kept: the others can still be cancelled."""
 SOON_MS = 4_000
 """A row that this process places to be due within this time is news: a look ahead at rest comes
 only every 3 s and might miss the row."""

@@ -332,6 +332,22 @@ class Reader(Part):
         self._ahead_next_us = boot_us + ahead_ms * 500
         return True
 
+    def _without_far(self, rows: list[Row], near_ms: int) -> list[Row]:
+        """Drop rows due after `near_ms`, and look again when the first of them is due in 2 s.
+
+        They can still be cancelled without a key.
+
+        Args:
+            rows: Rows that a poll has read.
+            near_ms: The time of the poll plus `READ_AHEAD_MS`.
+        """
+        far_ms = min((row.due_ms for row in rows if row.due_ms > near_ms), default=None)
+        if far_ms is None:
+            return rows
+        near_us = self._clock.boot_us() + (far_ms - near_ms) * 1_000
+        self._ahead_next_us = min(self._ahead_next_us, near_us)
+        return [row for row in rows if row.due_ms <= near_ms]
+
     def _until_ms(self, now_ms: int) -> int:
         if not self._isolated:
             return now_ms
@@ -379,13 +395,16 @@ class Reader(Part):
         wanted = self._pages.slice(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
         rows = self._pages.read(wanted)
         counts = Counter(row.shard for row in rows) if rows else {}
+        near_ms = until_ms + READ_AHEAD_MS
         if ahead_ms:
-            self._look_again_where_cut(counts, limit)
+            self._look_again_where_cut(
+                Counter(row.shard for row in rows if row.due_ms <= near_ms), limit
+            )
         rows = self._without_cut_off(rows, counts, limit)
         # Leave out claims that are not due: their holders may still postpone them.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
-        rows = self._within_room_ahead(lanes, rows, until_ms)
+        rows = self._within_room_ahead(lanes, self._without_far(rows, near_ms), until_ms)
         last: dict[int, Row] = {}
         for row in rows:
             # Rows are in order of minutes, so the first shard that was cut short stops the lane's
