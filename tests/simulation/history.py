@@ -296,8 +296,11 @@ class History:
         return until_us
 
     def planned_us(self, written: Written) -> int:
-        """When the clock showed the birth in a row's id; when it was written if it never did."""
-        if self.is_ahead(written):
+        """When the clock showed the birth in a row's id; when it was written if it never did.
+
+        The history itself makes the id of an edit, by true time.
+        """
+        if written.is_edit or self.is_ahead(written):
             return written.at_us
         return self.shown_us(birth_us(written.row.id), written.at_us)
 
