@@ -39,7 +39,8 @@ class Left(Part):
         limit = max(min(_PAGE, PAGE_BYTES // mean_bytes), 1)
         minutes = {m for m in mine.listed if m >= layout.minute_of(after[0])}
         first = max(lane.sealed + 1, layout.minute_of(after[0]))
-        minutes.update(range(first, layout.minute_of(until_ms) + 1))
+        # The clock may have been set forward by years: take one minute more than the part below.
+        minutes.update(range(first, layout.minute_of(until_ms) + 1)[: PROBE_MINUTES + 1])
         after_ms, last = after
         after_id = None if last == LAST or not last else from_order_key(last)
         part = sorted(minutes)[:PROBE_MINUTES]
