@@ -266,6 +266,26 @@ def test_members_that_fire_at_once_agree_whether_the_last_run_has_ended(
     assert len(queue.peek()) + queue.schedules["slow"].skipped == 1
 
 
+def test_a_run_that_died_while_another_member_was_putting_it_does_not_run_again(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("1h", b"", name="slow", overlap="skip", start=at(stage, 10))
+    one, other = (ScheduleFiring(stage.connect().queue("mail")._home) for _ in range(2))
+    stage.clock.advance(10)
+
+    def fire_and_bury() -> None:
+        stage.clock.advance(20)
+        other.fire(["slow"])
+        [run] = queue.receive()
+        queue.bury(run)
+
+    # One has taken the name of the run, and stands still before it writes the row.
+    stage.faults.call("insert", fire_and_bury, nth=2, after=False)
+    one.fire(["slow"])
+    assert queue.receive() == []
+    assert len(queue.dead.peek()) == 1
+
+
 def test_a_schedule_that_is_paused_while_others_are_put_keeps_its_last_run(
     stage: Stage, queue: Queue
 ) -> None:

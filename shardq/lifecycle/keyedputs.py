@@ -107,6 +107,7 @@ class Asked:
     Attributes:
         row: The row to put, which has the key.
         conflict: What to do if a message has the key.
+        is_fixed: True if other processes put the very same row: it takes a free name unchanged.
         tried: The row of the last try, which may be written, and which a repeat finds by its id;
             None if surely no row is written.
         found: The row of the message that has the key after this put; None before the put is over.
@@ -117,6 +118,7 @@ class Asked:
 
     row: Row
     conflict: Conflict
+    is_fixed: bool = False
     tried: Row | None = None
     found: Row | None = None
     is_new: bool = False
@@ -323,7 +325,8 @@ class KeyedPuts:
     def _put(self, asked: Asked, over: Standing | None = None) -> _Planned:
         """Put the message of a name that is free, or let it follow a message that runs."""
         if (row := asked.tried) is None:
-            self._renew(asked, asked.row)
+            if not asked.is_fixed:
+                self._renew(asked, asked.row)
             row = self._within(asked)
         return _Planned(asked, self._keys.placing(row, over))
 

@@ -12,13 +12,11 @@ that repeats that, after a crash or at the same time, writes exactly the same ro
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import (
-    KeyTaken,
     ShardqError,
     StoreTimeout,
     StoreUnavailable,
@@ -26,8 +24,8 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.lifecycle.keyed import KeyedCommands
+from shardq.lifecycle.keyedputs import Asked, KeyedPuts, conflict_of, key_text
 from shardq.model.message import write_headers
-from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.schedules.stored import headers_of, id_of
 from shardq.schedules.table import ScheduleTable, ScheduleWrite
@@ -98,6 +96,7 @@ class ScheduleFiring:
         self._is_local = home.store.is_local
         self._stored = ScheduleTable(home.store, home.register)
         self._keyed = KeyedCommands(home)
+        self._puts = KeyedPuts(home.store, home.clock, home.register, home.settler, home.stats)
         self._damaged: dict[str, str] = {}
         self.was_slow = False
 
@@ -232,9 +231,7 @@ class ScheduleFiring:
         ledger, planned = self._home.settler.ledger, [row for one in fired for row in one.rows]
         if not self._is_local:
             self._home.store.insert(planned)
-            ledger.enter(planned)
-            self._home.settler.repair([row for row in planned if row.group is None])
-            self._point_to_late([row for row in planned if row.group is not None])
+            self._enter(planned)
         refused = self._stored.write(
             [
                 ScheduleWrite(
@@ -267,14 +264,23 @@ class ScheduleFiring:
         if unwanted:
             self._home.settler.end(unwanted, End.CANCELLED)
 
+    def _enter(self, rows: Sequence[Row]) -> None:
+        """Record jobs just written, and let readers find those that were written late."""
+        self._home.settler.ledger.enter(rows)
+        self._home.settler.repair([row for row in rows if row.group is None])
+        self._point_to_late([row for row in rows if row.group is not None])
+
     def _count(self, rows: Sequence[Row]) -> None:
         """Count jobs, and let polls find those that were written late."""
-        home = self._home
-        home.stats.add(put=len(rows))
+        self._home.stats.add(put=len(rows))
         self._to_now(rows)
+        self._announce(rows)
+
+    def _announce(self, rows: Sequence[Row]) -> None:
+        """Let the consumers and waiting callers of this process look for jobs."""
         dues_ms = [row.due_ms for row in rows]
         for due_ms in {min(dues_ms), max(dues_ms)}:
-            home.on_put(due_ms)
+            self._home.on_put(due_ms)
             if self._on_put is not None:
                 self._on_put(due_ms)
 
@@ -358,19 +364,24 @@ class ScheduleFiring:
         job = record.definition.job
         if job.key is None and self._keyed.get(name) is not None:
             return
+        if self._is_local:
+            firing = firing._replace(at_ms=max(firing.at_ms, self._clock.now_ms()))
         unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
-        with suppress(KeyTaken):
-            self._home.producer.put(
-                job.body,
-                due=moment_of(firing.at_ms),
-                priority=job.priority,
-                group=job.group,
-                headers=json.loads(self._headers(record, firing)),
-                id=name,
-                key=job.key or name,
-                on_conflict=job.on_conflict,  # type: ignore[arg-type] # checked when it was chosen
-                unique_for=unique_for or None,
-            )
+        row = record.job(firing, self._register.layout, self._headers(record, firing))
+        asked = Asked(
+            row._replace(key=key_text(job.key or name, unique_for or None)),
+            conflict_of(job.on_conflict, None, is_timed=True),
+            is_fixed=True,
+        )
+        self._puts.put([asked])
+        if asked.found is None:
+            return
+        if asked.is_new:
+            self._enter([asked.found])
+            self._count([asked.found])
+        elif asked.has_replaced:
+            self._home.stats.add(replaced=1)
+            self._announce([asked.found])
 
     def _warn_of(self, damaged: Mapping[str, str]) -> None:
         """Log each damaged record once."""
