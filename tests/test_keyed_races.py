@@ -242,6 +242,24 @@ def test_a_move_waits_for_the_row_of_a_put_that_is_under_way(slow: Stage) -> Non
     assert row_of(queue, "order-8").body == b"y"
 
 
+@pytest.mark.parametrize("call", [COMMANDS[0], replaced], ids=["edit", "replace"])
+def test_a_slow_command_does_not_undo_a_later_one(
+    slow: Stage, call: Callable[[Queue], object]
+) -> None:
+    queue, other = slow.connect().queue("mail"), slow.connect().queue("mail")
+    queue.put("x", key="order-7", delay="1h")
+
+    def replace_later() -> None:
+        slow.clock.advance(3)
+        other.put("later", key="order-7", on_conflict="replace", delay="1h")
+
+    slow.faults.call("insert", replace_later)
+    call(queue)
+    [row] = left(queue)
+    assert row.body == b"later"
+    assert may_begin(queue, row)
+
+
 def test_a_slow_move_that_was_given_up_says_what_stands(slow: Stage) -> None:
     queue, other = slow.connect().queue("mail"), slow.connect().queue("mail")
     queue.put("x", key="order-7", delay="1h")

@@ -430,9 +430,11 @@ def _is_own(change: Change, key: KeyRow) -> bool:
         return is_followed or key.ended == keyrow.first_of(row)
     new = dict(change.new or {})
     # Another generation shows that a later command has replaced the row. A put is in force all the
-    # same, as the name is still its message's. A command may be undone, by `re_place` for example.
+    # same, as the name is still its message's. A command may be undone, by `re_place` for example,
+    # which replaces the row before it.
     is_command = KeyState.read(new["state"]).before is not None
-    return not is_command or key.generation == own_key(row).generation
+    is_replaced = key.before is not None and key.before.place == row.position
+    return not is_command or is_replaced or key.generation == own_key(row).generation
 
 
 def _place_bucket(key: tuple[str, str]) -> int:
