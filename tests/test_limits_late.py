@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from worlds import World, on_each_store
@@ -131,3 +133,68 @@ def test_a_rate_of_late_messages_is_one_of_the_limits_and_has_a_burst_of_its_own
             queue.alter(limits={"catch_up": given})
     with pytest.raises(BadSetting, match="limits of a task are"):
         queue.alter(limits={"tasks": {"shop": {"catch_up": "5/s"}}})
+
+
+# Groups with limits of their own ------------------------------------------------------------------
+
+
+def calls_of_a_delivery(groups: int) -> float:
+    """How many functions a delivery calls while so many groups wait for the rate."""
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail", groups={"places": 2}, limits={"catch_up": "50/s"})
+        queue.put_many({"body": "x", "group": f"{n}"} for n in range(groups))
+        stage.clock.advance(60)
+        seen = Recorder(stage.clock)
+        consumer = Consumer(queue, seen)
+        stage.drive(consumer, seconds=1)
+        begun, calls = len(seen), 0
+
+        def count(_frame: object, event: str, _of: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            stage.drive(consumer, seconds=1)
+        finally:
+            sys.setprofile(None)
+        assert len(seen) - begun >= 40
+        return calls / (len(seen) - begun)
+
+
+def test_a_late_message_costs_the_same_beside_many_groups() -> None:
+    assert calls_of_a_delivery(1_000) < 2 * calls_of_a_delivery(100)
+
+
+def test_groups_take_turns_by_their_tiers_while_they_wait_for_the_rate(stage: Stage) -> None:
+    limits = {"places": 2, "vip": {"places": 4, "tier": 3}}
+    queue = stage.connect().queue("mail", groups=limits, limits={"catch_up": "20/s"})
+    queue.put_many({"body": name, "group": name} for name in ("a", "b", "vip") for _ in range(100))
+    stage.clock.advance(60)
+    queue.put("last", group="z")
+    stage.clock.advance(60)
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=8)
+    assert "last" in seen.texts[:10]
+    taken = Counter(seen.texts)
+    assert taken["a"] == pytest.approx(taken["b"], abs=2)
+    assert taken["vip"] == pytest.approx(3 * taken["a"], abs=4)
+
+
+@pytest.mark.parametrize("priorities", ["strict", "weighted"])
+def test_priority_decides_among_groups_that_wait_for_the_rate(
+    stage: Stage, priorities: Literal["strict", "weighted"]
+) -> None:
+    queue = stage.connect().queue(
+        "mail", priorities=priorities, groups={"places": 2}, limits={"catch_up": "20/s"}
+    )
+    queue.put_many(
+        {"body": f"{n % 3}", "group": f"{n}", "priority": n % 3} for n in reversed(range(180))
+    )
+    stage.clock.advance(60)
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=3)
+    taken = Counter(seen.texts[5:47])
+    assert [taken[name] for name in "012"] == (
+        [42, 0, 0] if priorities == "strict" else pytest.approx([24, 12, 6], abs=2)
+    )

@@ -289,6 +289,7 @@ class HeadLine:
         heads: A heap of (band, due, order of the row id, head).
         turn: The head that takes part in the turns; None: none does, or the line is held.
         held: The number of the line's wait for a token or a place; 0: it does not wait.
+        at: The gate for which it waits, and the band of its first head; None: it waits for no gate.
         left: How many more heads are taken in the present turn.
         begin_ms: When the present turn began, epoch milliseconds.
         number: The number of the turn, which decides among turns of one millisecond.
@@ -296,6 +297,7 @@ class HeadLine:
     """
 
     __slots__ = (
+        "at",
         "begin_ms",
         "bucket",
         "heads",
@@ -312,10 +314,12 @@ class HeadLine:
         self.bucket = bucket
         self.heads: list[tuple[int, int, bytes, Delivery]] = []
         self.turn: Delivery | None = None
+        self.at: tuple[Gate, int] | None = None
         self.held = self.begin_ms = self.number = self.until_us = 0
 
     def next_us(self) -> float:
-        """When the next head may be taken, time since boot; infinite: `Turns.reopen` decides."""
-        next_us = self.until_us if self.bucket is None else self.bucket.opens_us()
-        gate = self.heads[0][3].gate if self.heads else None
-        return max(self.until_us, next_us, 0 if gate is None else gate.opens_us())
+        """When the group allows its next head, time since boot; infinite: once a token is granted.
+
+        The gate of the head may still be closed then.
+        """
+        return max(self.until_us, 0 if self.bucket is None else self.bucket.opens_us())
