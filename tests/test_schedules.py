@@ -328,6 +328,18 @@ def test_a_change_of_the_times_leaves_zone_start_and_end(stage: Stage, queue: Qu
     assert str(queue.schedules["crm"].trigger) == trigger
 
 
+@pytest.mark.parametrize("options", [{}, {"start": None}], ids=["times alone", "no start"])
+def test_a_change_that_is_made_again_does_not_begin_its_interval_anew(
+    stage: Stage, queue: Queue, options: dict[str, Any]
+) -> None:
+    made = queue.every("10s", b"", name="crm")
+    stage.clock.advance(3)
+    changed = made.change(every="7s", **options)
+    assert changed.next == moment_of(stage.clock.true_ms() + 7_000)
+    stage.clock.advance(4)
+    assert made.change(every="7s", **options).next == changed.next
+
+
 def test_a_change_of_the_end_leaves_when_an_interval_began(stage: Stage, queue: Queue) -> None:
     made = queue.every("10s", b"", name="crm")
     stage.clock.advance(4)

@@ -178,21 +178,27 @@ def retimed(
         return None
     given = {name: None if at is None else due_ms(at, name=name) for name, at in bounds.items()}
 
-    def change(now: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
-        if isinstance(trigger, Trigger):
-            return replace(now, trigger=trigger, made_ms=now_ms)
-        made_ms = now.made_ms if make is None and "start" not in given else now_ms
+    def retimed_at(now: ScheduleDefinition, at_ms: int) -> ScheduleDefinition:
         made, stays = now.trigger, dict(zip(_BOUNDS, now.trigger.bounds(now.made_ms), strict=True))
         if make is not None:
-            made = make(now_ms)
-            own = zip(_BOUNDS, made.bounds(now_ms), strict=True)
-            stays |= {name: at_ms for name, at_ms in own if at_ms is not None}
+            made = make(at_ms)
+            own = zip(_BOUNDS, made.bounds(at_ms), strict=True)
+            stays |= {name: bound_ms for name, bound_ms in own if bound_ms is not None}
         zone = now.trigger.zone if cron is not None and tz is None else tz
         if zone is not None:
             made = made.in_zone(zone)
         bounded = stays | given
-        made = made.within(bounded["start"], bounded["end"], made_ms)
-        return replace(now, trigger=made, made_ms=made_ms)
+        made = made.within(bounded["start"], bounded["end"], at_ms)
+        return replace(now, trigger=made, made_ms=at_ms)
+
+    def change(now: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
+        if isinstance(trigger, Trigger):
+            return replace(now, trigger=trigger, made_ms=now_ms)
+        # A change that is made again, as its answer was lost, must not begin the interval anew.
+        as_made = retimed_at(now, now.made_ms)
+        may_begin = make is not None or "start" in given
+        is_new = may_begin and as_made.trigger != now.trigger
+        return retimed_at(now, now_ms) if is_new else as_made
 
     return change
 
