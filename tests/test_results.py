@@ -11,7 +11,8 @@ from worlds import World, on_each_store, world_of
 import shardq
 from shardq.clock import machine_us
 from shardq.errors import BadBody, BadTime, StoreCorrupt
-from shardq.records.results import KEEP_MS_MAX, VALUE_BYTES_MAX, Result, Results
+from shardq.model.times import KEPT_MS_MAX
+from shardq.records.results import VALUE_BYTES_MAX, Result, Results
 from shardq.stores.tables import RESULTS, ResultNote
 from shardq.testing import ManualClock
 
@@ -142,11 +143,11 @@ def test_a_value_of_a_mebibyte_is_kept_and_a_larger_one_refused(
 
 
 @on_each_store
-@pytest.mark.parametrize("keep_ms", [0, -1, KEEP_MS_MAX + 1])
+@pytest.mark.parametrize("keep_ms", [0, -1, KEPT_MS_MAX + 1])
 def test_a_result_that_cannot_be_kept_so_long_is_refused(results: Results, keep_ms: int) -> None:
     with pytest.raises(BadTime, match="a result is kept for"):
         results.write("id", Result("done"), keep_ms)
-    results.write("id", Result("done"), KEEP_MS_MAX)
+    results.write("id", Result("done"), KEPT_MS_MAX)
     assert results.read("id") is not None
 
 

@@ -11,7 +11,7 @@ from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model import formats, names
 from shardq.model.limits import limits_of, queue_limit_of, read_groups, read_limits
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
-from shardq.model.times import Duration, duration_ms, duration_text
+from shardq.model.times import KEPT_MS_MAX, Duration, duration_ms, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -607,10 +607,9 @@ CHOICES = {
     "visibility": SettingChoice("visibility_ms", _duration, "DURATION", (1_000, _DAY_MS)),
     "lease": SettingChoice("lease_ms", _duration, "DURATION", (5_000, 60_000)),
     "delay": SettingChoice("delay_ms", _duration, "DURATION", (0, 365 * _DAY_MS)),
-    "retention": SettingChoice("retention_ms", _kept, "DURATION|off", (1_000, 5 * 365 * _DAY_MS)),
+    "retention": SettingChoice("retention_ms", _kept, "DURATION|off", (1_000, KEPT_MS_MAX)),
     "depth_max": SettingChoice("depth_max", _cap, "N|off", (1, 1_000_000_000)),
-    # Five years at most, because before release 5 no Cassandra stores a time to live beyond 2038.
-    "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, 5 * 365 * _DAY_MS)),
+    "history": SettingChoice("history_ms", _kept, "DURATION|off", (60_000, KEPT_MS_MAX)),
     "keyed": SettingChoice("keyed", _flag, ""),
     "groups": SettingChoice("group_limits", _limits, "JSON|off"),
     "limits": SettingChoice("queue_limit", _limits, "JSON|off"),

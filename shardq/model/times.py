@@ -23,6 +23,9 @@ LATEST_MS = 253_402_300_799_999
 """The last millisecond of 9999, the last year of a datetime."""
 DELAY_MAX_MS = 100 * 365 * 86_400_000
 """The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
+KEPT_MS_MAX = 5 * 365 * 86_400_000
+"""The longest time to live of a stored value, five years: before release 5 no Cassandra takes one
+that ends after 2038."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)

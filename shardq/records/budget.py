@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardq import locks
 from shardq.errors import StoreUnavailable
 from shardq.model.limits import queue_limit_of
-from shardq.records.exchange import exchange
+from shardq.records.exchange import exchange, kept_ms
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 _TRIES = 20
 _BLOCKS_MAX: Final = 1_000
-_KEPT_MS: Final = 3_600_000
-"""How long the count of a stretch is kept after its end."""
-_TTL_MS_MAX: Final = 5 * 365 * 86_400_000
-"""The longest that a count is kept after the last put: Cassandra keeps nothing beyond 2038, unless
-its files are of 5.0's own format."""
 
 
 class Budget:
@@ -109,8 +104,7 @@ class Budget:
     def _take(self, stretch: int, rate: BeginRate, size: int) -> tuple[int, int]:
         """Take a block of slots: the first, and the one after the last; empty if none is free."""
         partition, name = (self._register.totals_key,), f"put {rate.per_ms} {stretch}"
-        left_ms = (stretch + 1) * rate.per_ms - self._clock.now_ms()
-        ttl_ms = min(max(left_ms, 0) + _KEPT_MS, _TTL_MS_MAX)
+        ttl_ms = kept_ms((stretch + 1) * rate.per_ms - self._clock.now_ms())
         block = 0, 0
 
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from shardq.model.times import KEPT_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.stores.store import Store
     from shardq.stores.tables import Change, Place, Table
+
+_KEPT_MS: Final = 3_600_000
 
 
 def exchange(
@@ -43,3 +47,8 @@ def exchange(
         if not seen:
             return True
     return False
+
+
+def kept_ms(useful_ms: int) -> int:
+    """How long a record useful for `useful_ms` is kept: an hour longer, five years at most."""
+    return min(max(useful_ms, 0) + _KEPT_MS, KEPT_MS_MAX)

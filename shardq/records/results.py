@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from shardq.errors import BadBody, BadTime, StoreCorrupt, shown
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import BODY_BYTES_MAX, sound_text
-from shardq.model.times import duration_text, is_epoch_ms
+from shardq.model.times import KEPT_MS_MAX, duration_text, is_epoch_ms
 from shardq.stores.tables import RESULTS, ResultNote
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ ENDS: Final = frozenset({DONE, FAILED, EXPIRED, CANCELLED})
 _STATES = frozenset({RUNNING, RETRYING}) | ENDS
 
 VALUE_BYTES_MAX = BODY_BYTES_MAX
-KEEP_MS_MAX = 5 * 365 * 86_400_000
-"""The same bound as for a history: before release 5 Cassandra takes no TTL that ends after 2038."""
 _TEXT_CHARS_MAX = 8_000
 """How many characters of an error and of a traceback are kept; a dead message keeps as many."""
 _NOTE_CHARS_MAX = 1_000
@@ -129,9 +127,9 @@ class Results:
                     f"{len(result.value):,} bytes is larger than {VALUE_BYTES_MAX:,}; store it "
                     f"elsewhere and return its address."
                 )
-        if not 0 < keep_ms <= KEEP_MS_MAX:
+        if not 0 < keep_ms <= KEPT_MS_MAX:
             raise BadTime(
-                f"a result is kept for 1ms to {duration_text(KEEP_MS_MAX)}, not {keep_ms:,}ms."
+                f"a result is kept for 1ms to {duration_text(KEPT_MS_MAX)}, not {keep_ms:,}ms."
             )
         written = self._written(by_id)
         notes = {

@@ -24,8 +24,7 @@ from shardq.lifecycle.batch import PutOptions
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import message, names
 from shardq.model.message import headers_json
-from shardq.model.times import DELAY_MAX_MS, duration_ms, duration_text
-from shardq.records.results import KEEP_MS_MAX
+from shardq.model.times import DELAY_MAX_MS, KEPT_MS_MAX, duration_ms, duration_text
 from shardq.tasks.elsewhere import option_here
 
 if TYPE_CHECKING:
@@ -326,7 +325,7 @@ class _Changes(msgspec.Struct):
     bury_on: tuple[str, ...] | UnsetType = UNSET
     timeout_ms: _Span = UNSET
     expires_ms: _Span = UNSET
-    keep_ms: Annotated[int, Meta(ge=1, le=KEEP_MS_MAX)] | UnsetType | None = UNSET
+    keep_ms: Annotated[int, Meta(ge=1, le=KEPT_MS_MAX)] | UnsetType | None = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +417,7 @@ def _policy(policy: Policy, given: Mapping[str, Any], whose: str) -> Policy:
 
 def _span_ms(value: Duration, name: str, whose: str) -> int:
     span_ms = duration_ms(value, name=f"{whose}: {name}")
-    if name == "keep" and span_ms > KEEP_MS_MAX:
+    if name == "keep" and span_ms > KEPT_MS_MAX:
         raise BadSetting(f"{whose}: keep must be at most 5 years, not {shown(value)}.")
     if not 0 < span_ms <= DELAY_MAX_MS:
         raise BadSetting(f"{whose}: {name} must be longer than 0; leave it out for none.")

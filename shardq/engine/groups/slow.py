@@ -18,7 +18,7 @@ import msgspec
 
 from shardq.engine.members.part import Part
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.records.exchange import exchange
+from shardq.records.exchange import exchange, kept_ms
 from shardq.stores.store import NEVER
 from shardq.stores.tables import LIMITS, Change
 
@@ -37,10 +37,6 @@ _SKEW_US: Final = 1_000_000
 _GRANT_PART = 10
 """A granted token is to be taken within this part of the time to the next one."""
 _GRANT_US_MAX: Final = 60_000_000
-_KEPT_MS: Final = 3_600_000
-"""How long a record is kept once all tokens are there again."""
-_TTL_MS_MAX: Final = 5 * 365 * 86_400_000
-"""The longest that a record is kept: Cassandra keeps no row beyond 2038 in older files."""
 _decoder = msgspec.json.Decoder(dict[str, int])
 
 
@@ -118,7 +114,7 @@ class SlowRates(Part):
             }
             text = msgspec.json.encode(full_ms, order="deterministic").decode()
             taken[place] = text, until_us
-            ttl_ms = min(max(full_ms.values()) - now_ms + _KEPT_MS, _TTL_MS_MAX)
+            ttl_ms = kept_ms(max(full_ms.values()) - now_ms)
             return Change(*place, {"shares": seen}, {"shares": text}, ttl_ms=ttl_ms)
 
         present = {place: {"shares": one.bucket.record} for place, one in wanted.items()}
