@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.inspection.finder import SearchResult, WantedMessage
+    from shardq.model.limits import GroupLimit, QueueLimit
     from shardq.model.message import Message, Row
     from shardq.model.settings import Settings
     from shardq.records.ledger import Record
@@ -262,15 +263,12 @@ class Whereabouts:
         # A message that waits for its turn may have been moved to about that.
         if line is not None and (of in held or row.due_ms > now_ms):
             ahead = self._before(row, lambda other: limit.line_of(other, now_ms) == line, now_ms)
-            left_ms, ahead_of = (
-                wait_ms(limit.of_line(line).rates, ahead),
-                replace(state, ahead=ahead),
-            )
+            of_line, behind = limit.of_line(line), replace(state, ahead=ahead)
             if isinstance(line, str):
-                return _as_limited(ahead_of, str(limit.of_line(line)), left_ms, "task")
-            return _as_limited(ahead_of, f"{limit.catch_up} for late messages", left_ms, "queue")
+                return _as_limited(behind, of_line, "task")
+            return _as_limited(behind, of_line, "queue", f"{limit.catch_up} for late messages")
         if "queue" in held:
-            return _as_limited(state, str(limit), wait_ms(limit.rates, state.ahead or 0), "queue")
+            return _as_limited(state, limit, "queue")
         return state
 
     def _before(self, row: Row, is_alike: Callable[[Row], bool], now_ms: int) -> int:
@@ -297,9 +295,7 @@ class Whereabouts:
         limit = limits_of(self._register.settings.group_limits).of(group)
         first, count = self._first_of_group(row)
         if beats and (limit.rates or 1 < limit.places <= count):
-            return _as_limited(
-                replace(state, ahead=count), str(limit), wait_ms(limit.rates, count), "group"
-            )
+            return _as_limited(replace(state, ahead=count), limit, "group")
         if first is None or limit.places > 1:
             return None
         head = self._as_head(first, beats, state.at)
@@ -417,20 +413,23 @@ def _as_paused(row: Row, state: State, settings: Settings) -> State | None:
     return replace(state, where=Where.PAUSED, limit=pause.names, limit_of=pause.of)
 
 
-def _as_limited(state: State, limit: str, left_ms: int, of: str) -> State:
+def _as_limited(
+    state: State, limit: GroupLimit | QueueLimit, of: str, said: str | None = None
+) -> State:
     """The state of a message that a limit holds back.
 
     Args:
-        state: The state without it.
-        limit: The limit, as text.
-        left_ms: About how long the limit holds the message back; 0: not known.
+        state: The state without the limit; its `ahead` are before the message.
+        limit: The limit.
         of: Whose limit it is: `group`, `task` or `queue`.
+        said: The limit as text; None for the text that it has by itself.
     """
+    left_ms = wait_ms(limit.rates, state.ahead or 0)
     return replace(
         state,
         where=Where.LIMITED,
         until=moment_of(due_ms(state.at) + left_ms) if left_ms else None,
-        limit=limit,
+        limit=said or str(limit),
         limit_of=of,
     )
 
