@@ -12,6 +12,7 @@ import pytest
 from worlds import on_each_store
 
 from shardq import Consumer, Limited, Message, Retry
+from shardq.consumer import THREADS
 from shardq.engine.handing.outcome import ACKED
 from shardq.errors import BadSetting, StoreCorrupt
 from shardq.model.limits import Bucket, read_groups, read_rate, read_rates
@@ -32,6 +33,17 @@ if TYPE_CHECKING:
 
 def put(queue: Queue, group: str, count: int, *, first: int = 0) -> None:
     queue.put_many({"body": f"{group}{n}", "group": group} for n in range(first, first + count))
+
+
+def holding(
+    stage: Stage, queue: Queue, threads: int = THREADS
+) -> tuple[Consumer, Recorder, list[Ending]]:
+    """Return a consumer whose deliveries run until the test ends them, and what it records."""
+    held: list[Ending] = []
+    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
+    consumer = Consumer(queue, seen, threads=threads)
+    consumer._deliverer._endings.finish = lambda: None
+    return consumer, seen, held
 
 
 def _shares(stage: Stage, member: str) -> Shares:
@@ -432,10 +444,7 @@ def test_two_that_are_retried_at_once_by_fewer_places_are_delivered_one_after_th
 ) -> None:
     queue = stage.connect().queue("mail", groups={"places": 2})
     put(queue, "a", 4)
-    held: list[Ending] = []
-    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
-    consumer = Consumer(queue, seen, threads=2)
-    consumer._deliverer._endings.finish = lambda: None
+    consumer, seen, held = holding(stage, queue, threads=2)
     stage.drive(consumer, seconds=1)
     queue.alter(groups={})
     stage.drive(consumer, seconds=6)
@@ -603,10 +612,7 @@ def test_a_parked_message_is_retried_when_its_handler_says_after_its_lane_was_le
 ) -> None:
     queue = stage.connect().queue("mail", groups={"places": 2}, hold="1s", visibility="10s")
     put(queue, "a", 1)
-    held: list[Ending] = []
-    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
-    consumer = Consumer(queue, seen)
-    consumer._deliverer._endings.finish = lambda: None
+    consumer, seen, held = holding(stage, queue)
     stage.drive(consumer, seconds=5)
     queue.pause()
     stage.drive(consumer, seconds=6)
@@ -643,10 +649,7 @@ def test_a_message_that_is_retried_while_its_group_is_paused_waits_for_its_end(
 def test_what_is_retried_waits_until_enough_have_ended_by_fewer_places(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"places": 3})
     put(queue, "a", 3)
-    ended: list[Ending] = []
-    seen = Recorder(stage.clock, lambda _: ended.append(consumer._hold()))
-    consumer = Consumer(queue, seen, threads=3)
-    consumer._deliverer._endings.finish = lambda: None
+    consumer, seen, ended = holding(stage, queue, threads=3)
     stage.drive(consumer, seconds=1)
     assert len(ended) == 3
     queue.alter(groups={})
@@ -746,10 +749,7 @@ def test_limits_change_while_callers_of_a_former_owner_hold_messages_of_a_group(
     assert [message.text for message in first] == ["a0", "a1", "a2"]
     queue.close()
     other = stage.connect().queue("mail")
-    held: list[Ending] = []
-    seen = Recorder(stage.clock, lambda _: held.append(consumer._hold()))
-    consumer = Consumer(other, seen)
-    consumer._deliverer._endings.finish = lambda: None
+    consumer, seen, held = holding(stage, other)
     stage.drive(consumer, seconds=2)
     # The handler has one of four places, the callers have the others, then wait behind it.
     for places in (2, 1, 3):
