@@ -294,7 +294,7 @@ class KeyedPuts:
                 if found.row is not None and found.state is not Is.DEAD:
                     asked.found = found.row
                 return None
-            if self._has_ended(asked, tried, found):
+            if self._was_written(asked, tried, found):
                 asked.end(tried)
                 return None
         if (doomed := self._keys.doomed_row(found.key)) is not None:
@@ -399,7 +399,7 @@ class KeyedPuts:
         for asked, _, _ in many:
             asked.tried = None
 
-    def _has_ended(self, asked: Asked, tried: Row, found: Standing) -> bool:
+    def _was_written(self, asked: Asked, tried: Row, found: Standing) -> bool:
         """True if an earlier try of a put was written, though its key does not show it.
 
         Its message has ended, or it runs and another message follows it. If the result is False,

@@ -733,8 +733,8 @@ class Bucket:
         return self.next_us()
 
     def may_take(self, now_us: int) -> bool:
-        """True if a token that was there may still be taken."""
-        return now_us >= 0
+        """True if a token may be taken now."""
+        return self.opens_us() <= now_us
 
     def is_full(self, now_us: int) -> bool:
         """True if nothing was taken lately: a full bucket need not be remembered."""
@@ -764,10 +764,10 @@ class SlowBucket(Bucket):
         return self.next_us() if self.granted_us else math.inf
 
     def may_take(self, now_us: int) -> bool:
-        """True if the token that was granted may still be taken."""
+        """True if a token was granted and may be taken now."""
         if self.granted_us < now_us:
             self.granted_us = 0.0
-        return self.granted_us > 0
+        return super().may_take(now_us)
 
     def take(self, now_us: int) -> bool:
         """Take the token that was granted; False if there is none."""
@@ -787,7 +787,7 @@ class SlowBucket(Bucket):
             The rate and its burst -> time since boot.
         """
         return {
-            f"{rate} {burst}": max(full_us, us) + rate.interval_us
+            rate_name(rate, burst): max(full_us, us) + rate.interval_us
             for full_us, (rate, burst) in zip(self._taken_us, self.rates, strict=True)
             if is_slow(rate)
         }
@@ -802,10 +802,15 @@ class SlowBucket(Bucket):
         for n, (rate, burst) in enumerate(self.rates):
             if not is_slow(rate) or (full_us is None and self.is_known):
                 continue
-            there_us = 0.0 if full_us is None else full_us.get(f"{rate} {burst}", math.inf)
+            there_us = 0.0 if full_us is None else full_us.get(rate_name(rate, burst), math.inf)
             choose = max if self.is_known and there_us < math.inf else min
             self._taken_us[n] = choose(self._taken_us[n], there_us)
         self.is_read = self.is_known = True
+
+
+def rate_name(rate: BeginRate, burst: int) -> str:
+    """The name of a rate and its burst in a record: a record says nothing of changed rates."""
+    return f"{rate} {burst}"
 
 
 def is_slow(rate: BeginRate) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from shardq.errors import shown
+from shardq.model.limits import rate_name
 from shardq.records.exchange import exchange
 from shardq.stores.tables import LIMITS, Change
 
@@ -77,11 +78,7 @@ class GrantedShare(NamedTuple):
 
 _Rates: TypeAlias = "tuple[tuple[BeginRate, int], ...]"
 _RATE = "rate "
-"""Before the rate and the burst, the name of an entry that is no member's."""
-
-
-def _name_of(rate: BeginRate, burst: int) -> str:
-    return f"{_RATE}{rate} {burst}"
+"""Begins the name of an entry that is no member's, before `rate_name`."""
 
 
 _decoder = msgspec.json.Decoder(dict[str, Share])
@@ -136,8 +133,6 @@ class Shares:
         self._clock_steps = clock.steps
         self._doubtful_us: dict[tuple[str, Share], int] = {}
         """Member and share, from before a clock was set -> when it was noted, time since boot."""
-        self._planned: GrantedShare | None = None
-        """The share that the write under way asks for."""
         self._has_looked = False
         self._used_us: dict[str, float] = {}
         """Name of a rate -> when its bucket is full again after its use here, time since boot.
@@ -176,11 +171,12 @@ class Shares:
             StoreTimeout, StoreUnavailable: Try again.
         """
         partition = (self._register.totals_key,)
+        planned: GrantedShare | None = None
 
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
-            seen = values["shares"]
+            nonlocal planned
+            seen, planned = values["shares"], None
             asked_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-            self._planned = None
             present = self._read(seen)
             if present is None:
                 return None
@@ -216,7 +212,7 @@ class Shares:
             self.note(rates, full_us())
             full = self._full(None if seen is None else present, rates, over_ms)
             proved_us = None if others else tuple(self._proved_us(full, rates))
-            self._planned = GrantedShare(part, asked_us + 1_000 * SHARE_MS, asked_us, proved_us)
+            planned = GrantedShare(part, asked_us + 1_000 * SHARE_MS, asked_us, proved_us)
             new = others | {name: Share(0, max(at_ms, 0), 0) for name, at_ms in full.items()}
             if not is_over:
                 new[self._member] = mine
@@ -226,8 +222,8 @@ class Shares:
         seen = self._store.notes(LIMITS, partition, [self._name]).get(self._name)
         present = {(partition, (self._name,)): {"shares": seen}}
         is_done = exchange(self._store, LIMITS, present, plan, tries=_TRIES)
-        if is_done and self._planned is not None:
-            self.granted = self._planned
+        if is_done and planned is not None:
+            self.granted = planned
 
     def note(self, rates: _Rates, full_us: Sequence[float]) -> None:
         """Note which tokens were used here; the times that the last share proved hold no more.
@@ -240,7 +236,7 @@ class Shares:
         now_us = self._clock.boot_us()
         self._used_us = {name: at_us for name, at_us in self._used_us.items() if at_us > now_us}
         for (rate, burst), at_us in zip(rates, full_us, strict=False):
-            name = _name_of(rate, burst)
+            name = _RATE + rate_name(rate, burst)
             self._used_us[name] = max(at_us, self._used_us.get(name, 0))
 
     def _full(
@@ -255,7 +251,8 @@ class Shares:
         full: dict[str, int] = {}
         now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
         for rate, burst in rates:
-            name, fill_ms = _name_of(rate, burst), math.ceil(burst * rate.interval_us / 1_000)
+            name = _RATE + rate_name(rate, burst)
+            fill_ms = math.ceil(burst * rate.interval_us / 1_000)
             used = Share(0, 0, 0) if present is None else present.get(name)
             known_ms = now_ms + fill_ms if used is None else used.until_ms
             here_ms = now_ms + math.ceil((self._used_us.get(name, 0) - now_us) / 1_000)

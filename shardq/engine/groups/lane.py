@@ -355,7 +355,10 @@ class GroupLane:
         return group
 
     def limit(self, limits: GroupLimits, now_us: int) -> None:
-        """Let other limits hold from now on; a rate that changes begins without tokens."""
+        """Let other limits hold from now on.
+
+        A changed rate begins without tokens, a slow rate with those that its record proves.
+        """
         self.limits, self.slow, self.later = limits, {}, []
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):

@@ -167,13 +167,11 @@ class Gate:
         if adopted == self._adopted and now_us - self._looked_us < every_us:
             return False
         self._looked_us = now_us
-        is_other = (limit.running, limit.rates) != (self._limit.running, self._limit.rates)
         with self._lock:
             self._adopted = adopted
             if limit.rates != self._limit.rates or now_us >= self._tokens.granted.until_us:
                 self._empty()
-            if is_other:
-                self._limit = limit
+            self._limit = limit
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
             running = self.running()

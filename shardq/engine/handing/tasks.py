@@ -133,7 +133,7 @@ class TaskLines(Part):
             self._ready.add(waiting)
             for one in self._outbox.handed_out():
                 task = task_of(one.row)
-                has_limits = task is not None and limit.rule_of(task) is not None
+                has_limits = task is not None and self._has_line(task)
                 one.limit(self._line(task).gate if task and has_limits else None, one.line)
 
     # Called by `ready` ----------------------------------------------------------------------------
