@@ -230,13 +230,13 @@ class TaskLines(Part):
         first_us = opens_us if now_us < opens_us < now_us + _AWAY_US else now_us
         polled = sum(not lane.of_groups for lane in self._memory.polled) or 1
         of_lane_max = max(self._prefetch // polled // 2, 1)
-        stay, heads = 0, line.line.heads
-        if line.gate.is_closed:
-            # No message waits for those before it. Heads of groups, which may be many, stay anyhow.
-            heads = [entry for entry in heads if not entry[3].grouped]
-        for *_, one in sorted(heads):
+        # Heads of groups, which may be many, stay anyhow. About as many are before each job
+        # as behind the one before it.
+        jobs = [entry for entry in line.line.heads if not entry[3].grouped]
+        stay, each_us = 0, pace_us * len(line.line.heads) / max(len(jobs), 1)
+        for *_, one in sorted(jobs):
             lane = one.row.shard.lane
-            at_us = first_us + stay * pace_us
+            at_us = first_us + stay * each_us
             is_soon = at_us - now_us < _STAY_US
             if line.gate.is_closed:
                 # Nobody knows when the pause ends: the message waits as long again as it has.
