@@ -815,6 +815,21 @@ def test_what_was_stored_late_waits_for_one_of_a_later_minute_that_is_at_a_calle
     assert seen.texts == ["late"]
 
 
+def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1s")
+    stage.clock.advance(10)
+    late_ms = stage.clock.now_ms()
+    stage.clock.advance(1)
+    queue.put("claimed", group="g")
+    assert len(queue.receive(visibility="1m")) == 1
+    queue.close()
+    write(stage, queue, late_ms, b"late", group="h")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=0.1)
+    assert seen.texts == ["late"]
+
+
 def test_no_minute_stays_listed_that_is_emptied_from_behind() -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)

@@ -212,16 +212,19 @@ class Intake(Part):
             if lane is None:
                 # The lane was released meanwhile.
                 continue
-            if shard in unheld and self._leases.get(keys[shard]) is None:
-                first_ms = min(row.due_ms for row in rows_of_shard)
+            lacks_lease = shard in unheld and self._leases.get(keys[shard]) is None
+            if lacks_lease:
                 now_ms = self._clock.now_ms()
                 after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
                 lane.retry_ms = now_ms + after_ms
+            if lacks_lease or shard.lane in refused:
                 # Reread from the first refused row, not from the shard's start: each try would read
                 # past the tombstones of the shard.
+                first_ms = min(row.due_ms for row in rows_of_shard)
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
                 if lane.of_groups:
-                    # A row that a sweep has found precedes the rows that a poll reads next.
+                    # A row that a sweep has found precedes the rows that a poll reads next, and
+                    # rows may precede the claims that the former owner of the lane has left.
                     self._memory.go_back_to(lane, first_ms)
         return refused
 
