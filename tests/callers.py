@@ -11,15 +11,15 @@ from urllib.parse import unquote
 
 import shardq
 from shardq.clock import pause
-from shardq.records.accounts import Accounts
 from shardq.server import application
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from shardq.records.accounts import IssuedKey
+    from shardq.server.accounts import IssuedKey
     from shardq.server.app import Application
     from shardq.server.site import SiteOptions
 

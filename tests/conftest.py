@@ -37,7 +37,7 @@ from worlds import own_keyspace
 
 from shardq import node
 from shardq.model.ids import row_ids
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
+from shardq.server.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.stores import store_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from callers import Got
 
     import shardq
-    from shardq.records.accounts import IssuedKey
+    from shardq.server.accounts import IssuedKey
 
 BASE = "/pages"
 _VOID = {"meta", "link", "input", "br", "hr", "img"}

@@ -14,11 +14,11 @@ from worlds import World, on_each_store
 
 import shardq
 from shardq.errors import StoreCorrupt, StoreUnavailable, UsageError
-from shardq.model.grants import Level
-from shardq.records.accounts import Accounts
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import signed
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts
+from shardq.server.grants import Level
+from shardq.server.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.refusals import (
     AccessDenied,
     IncompleteSignature,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.connection import Connection
-    from shardq.records.accounts import Account, IssuedKey
     from shardq.server.access import Caller
+    from shardq.server.accounts import Account, IssuedKey
     from shardq.server.web import Request
 
 UNKNOWN = "SQ" + "A" * 18

@@ -17,8 +17,8 @@ from working import app_shell
 import shardq
 from shardq.cli import recorded, shardq_command
 from shardq.cli.exits import Exit
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
+from shardq.server.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.refusals import InvalidClientTokenId, Refusal
 
 if TYPE_CHECKING:

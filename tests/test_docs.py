@@ -46,7 +46,6 @@ from shardq import errors
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
 from shardq.model import settings
-from shardq.model.grants import Level
 from shardq.model.times import duration_text
 from shardq.records.actions import What
 from shardq.schedules import policy, schedule
@@ -56,6 +55,7 @@ from shardq.schedules.schedule import BACKFILL_MAX
 from shardq.schedules.stored import LEAD_LOCAL_MS, LEAD_MS, TOGETHER_MS
 from shardq.schedules.triggers.foreign import STATE_MAX
 from shardq.schedules.triggers.rules import DEPTH_MAX, INTERVAL_MS_MIN, PARTS_MAX
+from shardq.server.grants import Level
 from shardq.stores import sqlite
 from shardq.stores.cassandra import address as cassandra_address
 from shardq.stores.sqlite import address as sqlite_address

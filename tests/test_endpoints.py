@@ -10,7 +10,7 @@ from worlds import on_each_store
 
 import shardq
 from shardq.errors import StoreCorrupt, UsageError
-from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints, MoveTask
+from shardq.server.endpoints import Endpoint, EndpointAddress, Endpoints, MoveTask
 from shardq.stores.tables import ENDPOINTS, SENT, Change, EndpointRecord
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from paged import Browser, opened
 import shardq
 from shardq.clock import pause
 from shardq.errors import StoreCorrupt
-from shardq.inspection import choice
-from shardq.inspection.choice import Choice
+from shardq.server import choice
 from shardq.server.answers import SharedAnswers
+from shardq.server.choice import Choice
 from shardq.server.pages.looks import Looks
 from shardq.testing import Stage
 

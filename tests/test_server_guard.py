@@ -22,10 +22,10 @@ import shardq
 from shardq.aio.threads import THREADS
 from shardq.clock import SystemClock
 from shardq.errors import StoreUnavailable
-from shardq.records.accounts import Accounts, IssuedKey
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server import application, client
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts, IssuedKey
+from shardq.server.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.signed import UnverifiedUrl
 from shardq.testing import Stage
 

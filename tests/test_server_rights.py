@@ -8,11 +8,11 @@ import pytest
 from callers import Api, Got, bearer, closed, on_stage, play, played
 
 import shardq
-from shardq.model.grants import Level
-from shardq.records.accounts import Accounts
-from shardq.records.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts
 from shardq.server.api.table import ROUTES
+from shardq.server.grants import Level
+from shardq.server.masterkey import FILE_VARIABLE, MASTER_VARIABLE
 from shardq.server.site import SiteOptions
 
 MAIL = "/v1/queues/mail"

@@ -13,7 +13,7 @@ import pytest
 from hosted import sqs_at
 from placed import Place, placed, timed_place
 
-from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints
+from shardq.server.endpoints import Endpoint, EndpointAddress, Endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

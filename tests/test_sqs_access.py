@@ -12,11 +12,11 @@ from hosted import hosted, sqs_at
 from msgspec.structs import replace
 
 import shardq
-from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions
-from shardq.records.endpoints import EndpointAddress, Endpoints
 from shardq.server import application
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts
+from shardq.server.endpoints import EndpointAddress, Endpoints
 from shardq.server.sqs import policy
 from shardq.server.sqs.errors import SqsRefusal
 

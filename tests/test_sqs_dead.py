@@ -17,8 +17,8 @@ from placed import Place, placed, timed_place
 import shardq
 from shardq.clock import pause
 from shardq.errors import StoreError, StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
-from shardq.records.endpoints import EndpointAddress, Endpoints, MoveTask
 from shardq.server import application
+from shardq.server.endpoints import EndpointAddress, Endpoints, MoveTask
 from shardq.server.sqs import directory
 from shardq.testing import ManualClock, Stage
 

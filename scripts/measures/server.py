@@ -27,7 +27,7 @@ from measures.asked import Connection, Key
 from shardq.bench.line import Line
 from shardq.child import ChildProcess
 from shardq.errors import ShardqError
-from shardq.records.accounts import Accounts
+from shardq.server.accounts import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

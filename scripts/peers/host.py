@@ -13,9 +13,9 @@ import uvicorn
 from measures.asked import Key
 
 import shardq
-from shardq.records.accounts import Accounts
-from shardq.records.endpoints import EndpointAddress, Endpoints
 from shardq.server import application
+from shardq.server.accounts import Accounts
+from shardq.server.endpoints import EndpointAddress, Endpoints
 from shardq.server.site import SiteOptions
 
 if TYPE_CHECKING:

@@ -9,17 +9,16 @@ import click
 
 from shardq.cli import listing, options, recorded, screen, streams
 from shardq.errors import UsageError
-from shardq.model import grants
 from shardq.model.times import asked_ms, ceil_ms, duration_ms, iso
-from shardq.records.accounts import DEPTH_MAX, RATE_MAX, Accounts
-from shardq.server import signed
+from shardq.server import grants, signed
+from shardq.server.accounts import DEPTH_MAX, RATE_MAX, Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.cli.listing import Row
     from shardq.connection import Connection
-    from shardq.records.accounts import Account, AccountKey, IssuedKey
+    from shardq.server.accounts import Account, AccountKey, IssuedKey
 
 _LEVELS = "rpuag"
 """The levels of a key without `--levels`: all for handling messages, none to remove a queue."""

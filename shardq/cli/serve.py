@@ -17,7 +17,6 @@ from shardq.cli import options, probes, streams, supervised
 from shardq.cli.exits import Exit
 from shardq.cli.probes import Probes
 from shardq.errors import UsageError, shown
-from shardq.model import grants
 from shardq.tasks.line import COUNTS, ProcessLine
 from shardq.tasks.processes import PROCESSES_MAX
 
@@ -199,6 +198,7 @@ def _site(given: dict[str, Any], *, no_pages: bool) -> SiteOptions:
     Raises:
         UsageError: If they exclude one another.
     """
+    from shardq.server import grants
     from shardq.server.site import SiteOptions
 
     pages: str | None = PAGES

@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 
 from shardq import locks
 from shardq.errors import UsageError
-from shardq.model import grants
-from shardq.model.grants import Level
 from shardq.model.times import iso
-from shardq.records.accounts import DEFAULT_ACCOUNT, Accounts
-from shardq.server import signed, sigv4
+from shardq.server import grants, signed, sigv4
+from shardq.server.accounts import DEFAULT_ACCOUNT, Accounts
+from shardq.server.grants import Level
 from shardq.server.quotas import Depths, Rates, full_bucket
 from shardq.server.refusals import (
     AccessDenied,
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from shardq.connection import Connection
     from shardq.errors import StoreCorrupt
     from shardq.queue import Queue
-    from shardq.records.accounts import AccountKey
-    from shardq.records.masterkey import MasterKey
+    from shardq.server.accounts import AccountKey
+    from shardq.server.masterkey import MasterKey
     from shardq.server.web import Request
 
 log = logging.getLogger(__name__)

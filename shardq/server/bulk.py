@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Literal
 
 from shardq.clock import pause
 from shardq.errors import KeyTaken
-from shardq.inspection import choice as choosing
 from shardq.inspection.scan import forget_empty
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.model.message import Message, died_in
 from shardq.model.shard import spans
+from shardq.server import choice as choosing
 from shardq.server.jobs import ServerJob, ServerJobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardq.inspection.choice import Choice
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.queue import Queue
+    from shardq.server.choice import Choice
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.inspection import choice
-from shardq.inspection.choice import Choice
 from shardq.model import ids
 from shardq.model.key import bucket_of
 from shardq.model.names import dead_queue
+from shardq.server import choice
+from shardq.server.choice import Choice
 from shardq.stores.store import Entry, Slice
 from shardq.stores.tables import KEYS
 

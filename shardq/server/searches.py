@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt, UnknownQueue
-from shardq.inspection import choice as choosing
-from shardq.inspection.choice import Choice
 from shardq.model.message import Message
+from shardq.server import choice as choosing
+from shardq.server.choice import Choice
 from shardq.server.everywhere import has_own_dead
 from shardq.server.jobs import ServerJob, ServerJobs
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shardq.records.masterkey import MasterKey
+    from shardq.server.masterkey import MasterKey
 
 COOKIE: Final = "shardq"
 LIFE_S = 12 * 3_600

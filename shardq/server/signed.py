@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
 from shardq.errors import UsageError
-from shardq.model import grants
 from shardq.model.times import iso
+from shardq.server import grants
 from shardq.server.refusals import IncompleteSignature, RequestExpired
 
 if TYPE_CHECKING:
-    from shardq.records.masterkey import MasterKey
+    from shardq.server.masterkey import MasterKey
 
 LIFE_MS_MAX = 366 * 86_400_000
 """The longest that a url is valid."""

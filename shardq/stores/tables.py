@@ -369,7 +369,7 @@ class AccountRecord(NamedTuple):
     """A row of `accounts`.
 
     Attributes:
-        info: JSON, as `records/accounts.py` explains it.
+        info: JSON, as `server/accounts.py` explains it.
         version: 1 at creation; each change adds one.
     """
 
@@ -395,7 +395,7 @@ class AccessRecord(NamedTuple):
 
     Attributes:
         account: The account to which the key belongs.
-        info: JSON, as `records/accounts.py` explains it.
+        info: JSON, as `server/accounts.py` explains it.
         version: 1 at creation; each change adds one.
     """
 
@@ -442,7 +442,7 @@ class EndpointRecord(NamedTuple):
     """A row of `endpoints`.
 
     Attributes:
-        info: JSON, as `records/endpoints.py` explains it.
+        info: JSON, as `server/endpoints.py` explains it.
         version: 1 at creation; each change adds one.
     """
 

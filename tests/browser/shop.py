@@ -11,10 +11,10 @@ from hosted import hosted
 
 import shardq
 from shardq.clock import SystemClock
-from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions, What
 from shardq.server import application
 from shardq.server.access import Access
+from shardq.server.accounts import Accounts
 from shardq.server.site import SiteOptions
 from shardq.tasks import Task, current
 from shardq.tasks.worker import Worker
@@ -22,7 +22,7 @@ from shardq.tasks.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.records.accounts import IssuedKey
+    from shardq.server.accounts import IssuedKey
 
 _HOUR_US = 3_600_000_000
 _AT_ONCE = 6

@@ -14,8 +14,8 @@ from hostile import INJECTIONS
 from browser.shop import Shop, served
 from browser.viewer import Viewer, looking
 from shardq.errors import ShardqError
-from shardq.records.accounts import Accounts
 from shardq.records.actions import Actions, What
+from shardq.server.accounts import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

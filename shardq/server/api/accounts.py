@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from msgspec import Meta, Struct
 
 from shardq.errors import UnknownAccount, UsageError
-from shardq.model import grants
-from shardq.model.grants import ANY_QUEUE, Level
 from shardq.model.times import asked_ms, duration_ms, iso
-from shardq.records.accounts import DEPTH_MAX, RATE_MAX, Accounts
 from shardq.records.actions import What
-from shardq.server import signed
+from shardq.server import grants, signed
+from shardq.server.accounts import DEPTH_MAX, RATE_MAX, Accounts
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import RouteCall, json_of, route
 from shardq.server.api.shapes import Span, Time, struct_of
+from shardq.server.grants import ANY_QUEUE, Level
 from shardq.server.refusals import AccessDenied
 from shardq.server.web import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.records.accounts import Account as FoundAccount
-    from shardq.records.accounts import AccountKey, IssuedKey
+    from shardq.server.accounts import Account as FoundAccount
+    from shardq.server.accounts import AccountKey, IssuedKey
 
 R = TypeVar("R")
 

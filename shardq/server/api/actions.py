@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from shardq.model.grants import Level
 from shardq.model.times import asked_ms, iso
 from shardq.server.api.accounts import check_server
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import MANY_MAX, Time
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from shardq.records.actions import Action as FoundAction

@@ -13,11 +13,11 @@ from shardq.inspection.calendar import Calendar as Counted
 from shardq.inspection.calendar import CalendarCounter, Load
 from shardq.inspection.grid import By, lay_out
 from shardq.inspection.outlook import backlog, hot_minutes
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms, iso, iso_or_none
 from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

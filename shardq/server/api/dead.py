@@ -9,14 +9,12 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from shardq.errors import ShardqError
-from shardq.inspection import choice as choosing
-from shardq.inspection.choice import Choice
 from shardq.model import names
-from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.model.message import died_in
 from shardq.model.times import iso
 from shardq.records.actions import What
+from shardq.server import choice as choosing
 from shardq.server.api import jobs
 from shardq.server.api.listing import Filter, ListQuery, cut, fitting, has_died, page_of
 from shardq.server.api.messages import Told
@@ -33,6 +31,8 @@ from shardq.server.api.shapes import (
     struct_of,
 )
 from shardq.server.bulk import RATE_MAX, BulkJobs, Wish, redrive_edited
+from shardq.server.choice import Choice
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta, Struct
 
 from shardq.errors import ShardqError
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.server.api.problem import Problem, Refused, problem_of
 from shardq.server.api.route import QUEUE, RouteCall, json_of, route
 from shardq.server.api.shapes import MANY_MAX, Messages, Span, Wait, message_of
+from shardq.server.grants import Level
 from shardq.server.hub import check_store
 from shardq.server.web import Response
 

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Struct
 
 from shardq.errors import ReceiptError, ShardqError, StoreCorrupt, UnknownQueue, UsageError
-from shardq.inspection import choice
-from shardq.inspection.choice import Choice
 from shardq.inspection.state import Where
 from shardq.model import names
-from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.model.times import iso
-from shardq.server import everywhere
+from shardq.server import choice, everywhere
 from shardq.server.api import jobs
 from shardq.server.api.listing import State, state_of
 from shardq.server.api.rights import allows
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Message, Time, message_of, struct_of
+from shardq.server.choice import Choice
+from shardq.server.grants import Level
 from shardq.server.searches import SearchJobs, Sought
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from shardq.errors import BadName, KeyTaken, StoreError, StoreUnavailable
-from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.messages import told
 from shardq.server.api.problem import Problem, Refused, problem_of
 from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import MANY_MAX
+from shardq.server.grants import Level
 from shardq.server.hub import check_store
 
 if TYPE_CHECKING:

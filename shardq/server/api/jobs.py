@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardq.model.grants import Level
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from shardq.server.api.route import RouteCall

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from shardq.model.grants import Level
 from shardq.model.times import asked_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told, told
@@ -22,6 +21,7 @@ from shardq.server.api.shapes import (
     struct_of,
     text_or_bytes,
 )
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from shardq.lifecycle.keyed import Snapshot

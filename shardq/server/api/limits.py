@@ -7,11 +7,11 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 
-from shardq.model.grants import Level
 from shardq.model.limits import GroupLimits, limits_of
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, route
+from shardq.server.grants import Level
 
 _GROUPS = QUEUE + "/limits/{groups}"
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shardq.inspection import choice
-from shardq.inspection.choice import Choice, Place
 from shardq.inspection.state import Where
-from shardq.model.grants import Level
 from shardq.model.message import Message as StoredMessage
 from shardq.model.times import moment_or_ago_ms
+from shardq.server import choice
 from shardq.server.api.problem import Refused
 from shardq.server.api.rights import allows
 from shardq.server.api.route import QUEUE, RouteCall, route
@@ -27,14 +25,16 @@ from shardq.server.api.shapes import (
     message_of,
     struct_of,
 )
+from shardq.server.choice import Choice, Place
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.inspection.choice import Chosen
     from shardq.inspection.state import State as FoundState
     from shardq.model.message import Row
     from shardq.queue import Queue as SyncQueue
+    from shardq.server.choice import Chosen
     from shardq.server.hub import ServedQueue
 
 

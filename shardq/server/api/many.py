@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from shardq.lifecycle.keyed import Answer as Said
-from shardq.model.grants import Level
 from shardq.model.message import RESERVED_HEADER
 from shardq.records.actions import What
 from shardq.server.api.listing import has_died
@@ -15,6 +14,7 @@ from shardq.server.api.messages import Move
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import NewBody, Put, Span, Time, put_of
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

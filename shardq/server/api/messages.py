@@ -9,7 +9,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from shardq.errors import KeyTaken, ShardqError
 from shardq.lifecycle.keyed import Answer as Said
-from shardq.model.grants import Level
 from shardq.records.actions import What
 from shardq.server.api.problem import Refused, problem_of
 from shardq.server.api.route import QUEUE, RouteCall, route
@@ -21,6 +20,7 @@ from shardq.server.api.shapes import (
     Time,
     put_of,
 )
+from shardq.server.grants import Level
 from shardq.server.hub import check_store
 
 if TYPE_CHECKING:

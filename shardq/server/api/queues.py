@@ -11,7 +11,6 @@ from msgspec.structs import asdict
 
 from shardq.errors import UnknownQueue
 from shardq.model import names, settings
-from shardq.model.grants import Level
 from shardq.model.settings import QueueOptions
 from shardq.model.times import Duration
 from shardq.records.actions import What
@@ -19,6 +18,7 @@ from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, json_of, route
 from shardq.server.api.shapes import MANY_MAX, Span
 from shardq.server.bulk import BulkJobs
+from shardq.server.grants import Level
 from shardq.server.web import Response
 
 if TYPE_CHECKING:

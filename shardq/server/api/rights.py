@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardq.server.refusals import AccessDenied
 
 if TYPE_CHECKING:
-    from shardq.model.grants import Level
     from shardq.server.access import Caller
+    from shardq.server.grants import Level
     from shardq.server.site import Site
 
 _OWNED = re.compile(r"sqs\.([0-9]{12})\.")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shardq.aio.queue import Queue as Dead
-    from shardq.model.grants import Level
     from shardq.records.actions import What
     from shardq.server.access import Caller
+    from shardq.server.grants import Level
     from shardq.server.hub import ServedQueue
     from shardq.server.site import Site
     from shardq.server.web import Request

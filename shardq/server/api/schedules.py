@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text, iso
 from shardq.records.actions import What
 from shardq.schedules.schedule import LATE_MS, late_ms
@@ -28,6 +27,7 @@ from shardq.server.api.shapes import (
     text_or_bytes,
     within_s,
 )
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable

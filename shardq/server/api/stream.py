@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from shardq.errors import ShardqError
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms, duration_text
 from shardq.server.api.deliveries import release
 from shardq.server.api.route import QUEUE, RouteCall, json_bytes, route
 from shardq.server.api.shapes import MANY_MAX, Span, message_of
+from shardq.server.grants import Level
 from shardq.server.web import Response, TooMany
 
 if TYPE_CHECKING:

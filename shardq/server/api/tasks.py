@@ -11,13 +11,13 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from shardq.aio.tasks import Job as AsyncJob
 from shardq.errors import JobError
 from shardq.lifecycle.keyedputs import OnConflict
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms
 from shardq.records.actions import What
 from shardq.server.api.messages import Told
 from shardq.server.api.problem import Refused
 from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import Put, Span, Time, Wait, put_of
+from shardq.server.grants import Level
 from shardq.tasks.job import Job as SyncJob
 from shardq.tasks.options import ATTEMPTS_MAX, OPTIONS_HEADER, PUT_NAMES, TASK_HEADER
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from shardq.model.grants import Level
 from shardq.model.times import iso
 from shardq.observer import Observer
 from shardq.server.answers import Of
 from shardq.server.api.route import QUEUE, RouteCall, route
 from shardq.server.api.shapes import Span, Time, struct_of
+from shardq.server.grants import Level
 
 if TYPE_CHECKING:
     from shardq.observer import QueueView

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from shardq.errors import ShardqError
-from shardq.model.grants import Level
 from shardq.model.names import is_dead_queue
 from shardq.server import api
 from shardq.server.api import rights
 from shardq.server.api.problem import Refused
+from shardq.server.grants import Level
 from shardq.server.pages.looks import Looks
 
 if TYPE_CHECKING:

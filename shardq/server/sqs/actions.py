@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from shardq.model.grants import Level
     from shardq.records.actions import What
+    from shardq.server.grants import Level
 
 Handler: TypeAlias = "Callable[[Any, Any], Awaitable[msgspec.Struct | None]]"
 H = TypeVar("H", bound=Handler)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from shardq.records.endpoints import EndpointAddress
+from shardq.server.endpoints import EndpointAddress
 from shardq.server.sqs import policy
 from shardq.server.sqs.errors import SqsRefusal, wrong
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardq.inspection.depth import Depth
-    from shardq.records.endpoints import Endpoint
+    from shardq.server.endpoints import Endpoint
 
 MESSAGE_BYTES_MAX = 1 << 20
 VISIBILITY_S_MAX = 43_200

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardq.errors import BadTime
 from shardq.lifecycle.keyed import Answer
-from shardq.model.grants import Level
 from shardq.model.times import duration_ms
+from shardq.server.grants import Level
 from shardq.server.sqs.contents import OURS
 from shardq.server.sqs.errors import SqsRefusal, invalid, missing, wrong
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardq.records.endpoints import EndpointAddress
+from shardq.server.endpoints import EndpointAddress
 from shardq.server.sqs import policy
 from shardq.server.sqs.errors import NoQueue, SqsRefusal, wrong
 from shardq.server.sqs.names import address_of
@@ -13,8 +13,8 @@ from shardq.server.sqs.names import address_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shardq.model.grants import Level
     from shardq.server.access import Caller
+    from shardq.server.grants import Level
     from shardq.server.site import Site
     from shardq.server.sqs.names import Directory, SqsQueue
     from shardq.server.web import Request

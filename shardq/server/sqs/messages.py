@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from shardq.errors import BadReceipt, ReceiptError, ShardqError, StoreError
-from shardq.model.grants import Level
+from shardq.server.grants import Level
 from shardq.server.hub import check_store
 from shardq.server.sqs import attributes, beyond, contents, shapes
 from shardq.server.sqs.actions import action

@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from shardq.clock import pause
 from shardq.errors import KeyTaken, ShardqError
-from shardq.model.grants import Level
 from shardq.records.actions import What
-from shardq.records.endpoints import TASKS_MAX, Endpoint, EndpointAddress, MoveTask
+from shardq.server.endpoints import TASKS_MAX, Endpoint, EndpointAddress, MoveTask
+from shardq.server.grants import Level
 from shardq.server.jobs import STOPPED, Patience
 from shardq.server.sqs import shapes
 from shardq.server.sqs.actions import action

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from shardq.errors import UnknownQueue
 from shardq.model import names
 from shardq.model.settings import Settings
-from shardq.records.endpoints import Endpoint, EndpointAddress, Endpoints
 from shardq.records.register import stored_record
+from shardq.server.endpoints import Endpoint, EndpointAddress, Endpoints
 from shardq.server.sqs.errors import NoQueue, invalid
 
 if TYPE_CHECKING:

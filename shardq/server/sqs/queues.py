@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from shardq.errors import BadSetting
 from shardq.model import names
-from shardq.model.grants import Level
 from shardq.records.actions import What
-from shardq.records.endpoints import Endpoint, EndpointAddress
+from shardq.server.endpoints import Endpoint, EndpointAddress
+from shardq.server.grants import Level
 from shardq.server.sqs import attributes, policy, shapes
 from shardq.server.sqs.actions import action
 from shardq.server.sqs.errors import NoQueue, SqsRefusal, invalid, missing, wrong

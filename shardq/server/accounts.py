@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from shardq.errors import StoreCorrupt, StoreUnavailable, UnknownAccount, UsageError, shown
-from shardq.model import grants, names
-from shardq.records.masterkey import ROW, MasterKey, master_key, secret_text
+from shardq.model import names
+from shardq.server import grants
+from shardq.server.masterkey import ROW, MasterKey, master_key, secret_text
 from shardq.stores.tables import ACCESS, ACCOUNTS, AccessRecord, AccountRecord, Change
 
 if TYPE_CHECKING:
