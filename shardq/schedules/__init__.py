@@ -5,7 +5,7 @@
   ├ declaring  schedules that code declares, and how records are brought up to date
   ├ options    the options of a schedule            policy  options for missed times, long runs
   ├ starts     a start that an APScheduler trigger has filled in itself is dropped
-  ├ past       the last firings                     ahead   the jobs that schedules will put
+  ├ ahead      the jobs that schedules will put
   ├ firing/    which schedules are due, and their jobs
   └ table      the records, in the store
       └ stored     one record, and the jobs of its next firing

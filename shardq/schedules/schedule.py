@@ -30,7 +30,7 @@ from shardq.model import names, settings
 from shardq.model.message import JOB_HEADERS
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
-from shardq.schedules.ahead import ahead, ahead_by
+from shardq.schedules.ahead import ahead
 from shardq.schedules.definition import ScheduleDefinition
 from shardq.schedules.firing.firing import ScheduleFiring
 from shardq.schedules.options import (
@@ -45,14 +45,13 @@ from shardq.schedules.options import (
     retimed,
     unlike,
 )
-from shardq.schedules.past import past_firings
 from shardq.schedules.policy import Policies
 from shardq.schedules.stored import AHEAD_MS, PlannedFiring, StoredSchedule, headers_of, id_of
 from shardq.schedules.table import ScheduleTable, ScheduleWrite
 from shardq.schedules.triggers.trigger import Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime, tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
@@ -60,9 +59,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Message
     from shardq.model.times import Due, Duration
-    from shardq.records.ledger import Ledger
     from shardq.schedules.options import Make, Retime
-    from shardq.schedules.past import PastFiring
 
 State: TypeAlias = Literal["waiting", "paused"]
 
@@ -281,12 +278,12 @@ class Book:
 
     def all(self) -> list[Schedule]:
         """All schedules, by name: a read for each 16th of them."""
-        return [self._schedule(one) for one in self._records().values()]
+        return [self._schedule(one) for one in self.records().values()]
 
     def readable(self) -> tuple[list[Schedule], list[str]]:
         """All undamaged schedules, by name, and a sentence for each damaged one; as `all`."""
         damaged: dict[str, str] = {}
-        found = self._records(damaged)
+        found = self.records(damaged)
         return [self._schedule(one) for one in found.values()], [*damaged.values()]
 
     def names(self) -> list[str]:
@@ -328,9 +325,29 @@ class Book:
         soon = sum(now_ms <= next_ms <= now_ms + horizon_ms for next_ms, _ in nexts)
         return ScheduleFigures(len(times), soon, max([0, *lags_ms]))
 
+    def records(self, damaged: dict[str, str] | None = None) -> dict[str, StoredSchedule]:
+        """The records of all schedules, by name, as `all`.
+
+        Args:
+            damaged: Gets a sentence for each damaged schedule; None: the first one is raised.
+        """
+        found = self._stored.all(damaged) if self._has_any() else {}
+        return {name: one for name, one in found.items() if not one.has_ended}
+
+    def record(self, name: str) -> StoredSchedule:
+        """The record of a schedule.
+
+        Raises:
+            UnknownSchedule: If there is none.
+        """
+        found = self.found([names.label(name, what="schedule name")]).get(name)
+        if found is None:
+            raise self._gone(name)
+        return found
+
     def definitions(self) -> list[ScheduleDefinition]:
         """The definitions of all undamaged schedules, by name, as `all`."""
-        return [one.definition for one in self._records({}).values()]
+        return [one.definition for one in self.records({}).values()]
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """(due, 1) for each message that the schedules will put, in order except for jitter.
@@ -342,40 +359,16 @@ class Book:
             after_ms: Only later dues, epoch milliseconds.
             until_ms: Only dues up to here, included.
         """
-        for due_ms in ahead(self._records({}).values(), after_ms, until_ms):
+        for due_ms in ahead(self.records({}).values(), after_ms, until_ms):
             yield due_ms, 1
-
-    def firings_by(self, stretches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Pairs for each schedule: a stretch's begin, and the messages due in it; see `firings`.
-
-        Some 5 us for each stretch of an interval, 0.1 ms for each day of a cron.
-
-        Args:
-            stretches: (begin, end) in epoch milliseconds, one after the other.
-        """
-        return ahead_by(self._records({}).values(), stretches)
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """See `Schedule.preview`."""
         if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
             raise BadSetting(f"count must be 1 to {PREVIEW_MAX:,}, not {shown(count)}.")
-        record = self._record(name)
+        record = self.record(name)
         now_ms = self._clock.now_ms() if after is None else epoch_ms(after, name="after")
         return previewed(record.definition, now_ms, count, fired=record.fired)
-
-    def past(self, name: str, ledger: Ledger, count: int) -> list[PastFiring]:
-        """The last firings of a schedule, the last one first.
-
-        Args:
-            name: Its name.
-            ledger: The ledger of the queue.
-            count: The most to return.
-
-        Raises:
-            UnknownSchedule: If there is none.
-            HistoryOff: If the queue keeps no history.
-        """
-        return past_firings(self._record(name), ledger, self._clock.now_ms(), count)
 
     # Making ---------------------------------------------------------------------------------------
 
@@ -443,7 +436,7 @@ class Book:
             check(made, now_ms)
             return replace(made, declared=now.declared or (now if now.revision else None))
 
-        fired, count = self._record(name).fired, options.get("count")
+        fired, count = self.record(name).fired, options.get("count")
         if isinstance(count, int) and 0 < count <= fired:
             raise UsageError(
                 f"schedule {name!r} has fired {fired:,} times, so its count must be more than "
@@ -457,14 +450,14 @@ class Book:
 
     def run(self, name: str) -> Message:
         """See `Schedule.run`."""
-        record = self._record(name)
+        record = self.record(name)
         now_ms = self._clock.now_ms()
         firing = PlannedFiring(now_ms, record.previous_ms, now_ms)
         return self._producer.put(**self._arguments(record, firing))
 
     def backfill(self, name: str, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """See `Schedule.backfill`."""
-        record = self._record(name)
+        record = self.record(name)
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
         if until_ms <= after_ms:
             raise BadTime(f"until, {iso(until_ms)}, must be later than after, {iso(after_ms)}.")
@@ -580,13 +573,13 @@ class Book:
         """
         pauses = Pauses(self._clock)
         for _ in range(_TRIES):
-            record = self._record(name)
+            record = self.record(name)
             made = change(record.definition)
             if self._fires_soon(record):
                 # Fire the schedule first: another member may be writing jobs that the changed
                 # schedule would not have.
                 self._firing.fire([name], ahead_ms=_SOON_MS)
-                fired = self._record(name)
+                fired = self.record(name)
                 if fired.next_ms != record.next_ms:
                     continue
                 # The firing did nothing, because the trigger fails say; no member fires it either.
@@ -594,7 +587,7 @@ class Book:
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
             if self._write(ScheduleWrite(name, record, after)):
-                return self._record(name)
+                return self.record(name)
             pauses.wait()
         raise self._busy(name)
 
@@ -645,17 +638,6 @@ class Book:
         # Reread the settings: another process may have made the first schedule just now.
         register.refresh(force=not register.settings.schedules_used)
         return register.settings.schedules_used
-
-    def _records(self, damaged: dict[str, str] | None = None) -> dict[str, StoredSchedule]:
-        """The records of all schedules, by name."""
-        found = self._stored.all(damaged) if self._has_any() else {}
-        return {name: one for name, one in found.items() if not one.has_ended}
-
-    def _record(self, name: str) -> StoredSchedule:
-        found = self.found([names.label(name, what="schedule name")]).get(name)
-        if found is None:
-            raise self._gone(name)
-        return found
 
     def _gone(self, name: str) -> UnknownSchedule:
         return unknown(f"queue {self._queue!r} has no schedule {name!r}", name, self.names())

@@ -18,6 +18,7 @@ from shardq.schedules.triggers.zones import zone_name, zone_of
 from shardq.server.api.route import RouteCall, route
 from shardq.server.api.shapes import Span, Time, Wait, within_s
 from shardq.server.grants import Level
+from shardq.server.stretches import ahead_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,7 +227,7 @@ def _count(queue: SyncQueue, *, horizon_ms: int, by: By, zone: tzinfo) -> _Ahead
     counter = CalendarCounter(home.store, home.clock, home.register)
 
     def by_cell(_after_ms: int, _until_ms: int) -> Iterator[tuple[int, int]]:
-        return book.firings_by(cells)
+        return ahead_by(book.records({}).values(), cells)
 
     firings = book.firings if by is By.MINUTE else by_cell
     calendar = counter.count(grid.at_ms, grid.until_ms, firings)

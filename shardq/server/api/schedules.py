@@ -28,13 +28,14 @@ from shardq.server.api.shapes import (
     within_s,
 )
 from shardq.server.grants import Level
+from shardq.server.past import past_firings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.queue import Queue as SyncQueue
-    from shardq.schedules.past import PastFiring
     from shardq.schedules.schedule import Schedule as FoundSchedule
+    from shardq.server.past import PastFiring
 
 _FIRINGS_MAX = 100
 
@@ -474,7 +475,8 @@ async def list_firings(call: RouteCall[FiringsQuery, None]) -> Firings:
         # Reread the settings, like `Queue.history`: the history may have just been turned on.
         opened._home.register.refresh(force=True)
         ledger = opened._settler.ledger  # noqa: SLF001 - what `Queue.history` reads
-        return opened.schedules._home.past(name, ledger, limit)
+        book, now_ms = opened.schedules._home, opened._home.clock.now_ms()
+        return past_firings(book.record(name), ledger, now_ms, limit)
 
     found = await queue.call(read, is_long=True)
     return Firings([_firing_of(name, one) for one in found])
