@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cassandra.cluster import Cluster
+from nodetool import nodetool
 
 import shardq
 from proofs import chart
@@ -274,8 +275,8 @@ class _Reader:
         return readings
 
     def _read(self, minute: float) -> Reading:
-        node.nodetool("flush", node.KEYSPACE, directory=self._directory)
-        node.nodetool("compact", node.KEYSPACE, directory=self._directory)
+        nodetool("flush", node.KEYSPACE, directory=self._directory)
+        nodetool("compact", node.KEYSPACE, directory=self._directory)
         sstables, size = self._tables()
         # Delete the traces of this measurement, because they would slow the node down as they grow.
         self._session.execute("TRUNCATE system_traces.events")
@@ -322,7 +323,7 @@ class _Reader:
         return state["handled"], sum(n for name, n in counters if name.startswith("tombstones:"))
 
     def _tables(self) -> tuple[int, int]:
-        told = node.nodetool("tablestats", "-F", "json", node.KEYSPACE, directory=self._directory)
+        told = nodetool("tablestats", "-F", "json", node.KEYSPACE, directory=self._directory)
         tables = json.loads(told[told.index("{") :])[node.KEYSPACE]["tables"].values()
         return (
             sum(int(table["sstable_count"]) for table in tables),

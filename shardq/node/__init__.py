@@ -6,7 +6,7 @@ For development, tests and benchmarks.
  start ─ runtime: Java 17, the jars ─ config: ports, yaml, flags ─ cluster: processes, readiness
                                                                       │
  <directory>/cluster.json  which runs where    node1/ node2/ ..  data, cassandra.yaml, system.log
- status, stop, restart, nodetool read it, so any process can end the nodes of another
+ status, stop and kill read it, so any process can end the nodes of another
 ```
 
 It is not for production: it skips fsync, so that a crash of the machine (not of the process) may
@@ -17,8 +17,6 @@ from shardq.node.cluster import (
     NodeState,
     Status,
     kill,
-    nodetool,
-    restart,
     start,
     status,
     stop,
@@ -35,8 +33,6 @@ __all__ = [
     "NodeState",
     "Status",
     "kill",
-    "nodetool",
-    "restart",
     "start",
     "status",
     "stop",

@@ -43,9 +43,7 @@ _KILL_S = 10
 _POLL_S = 0.2
 _LOG_TAIL_BYTES = 16_384
 _LOG_TAIL_LINES = 25
-_NODETOOL_S = 120
 _DAEMON = "org.apache.cassandra.service.CassandraDaemon"
-_NODETOOL = "org.apache.cassandra.tools.NodeTool"
 
 _children: dict[tuple[Path, int], ChildProcess] = {}
 """Nodes that this process has started. It must reap them, because zombies would stay otherwise."""
@@ -129,7 +127,7 @@ def start(
 def kill(
     number: int, directory: str | Path | None = None, *, clock: Clock | None = None
 ) -> int | None:
-    """Kill a node of a set, as a crash would; `restart` brings it back.
+    """Kill a node of a set, as a crash would; `start` brings it back.
 
     Args:
         number: The number of the node, from 1.
@@ -145,32 +143,6 @@ def kill(
     with _locked_set(state.home(directory)) as there:
         ended = _end(there, [_node(there, number)], hard=True, clock=clock or SystemClock())
         return ended[0] if ended else None
-
-
-def restart(
-    number: int,
-    directory: str | Path | None = None,
-    *,
-    report: Callable[[str], None] = log.info,
-    clock: Clock | None = None,
-) -> NodeSet:
-    """Start a node of a set again, after it was killed, and wait until it answers.
-
-    Args:
-        number: The number of the node, from 1.
-        directory: As for `start`.
-        report: Called with a sentence before a step that takes long.
-        clock: Waits.
-
-    Raises:
-        NodeError: If there is no such node, it lives, or does not start.
-    """
-    home = state.home(directory)
-    with _locked_set(home) as there:
-        node = _node(there, number)
-        if _lives(there, node):
-            raise NodeError(f"node {number} in {home} is running, as process {node.pid}.")
-        return _bring_up(there, [node], report=report, clock=clock or SystemClock())
 
 
 def stop(
@@ -214,24 +186,6 @@ def status(directory: str | Path | None = None) -> Status | None:
     return Status(there, tuple(NodeState(node, _state_of(there, node)) for node in there.nodes))
 
 
-def nodetool(*arguments: str, directory: str | Path | None = None, number: int = 1) -> str:
-    """Run Cassandra's own `nodetool`; returns what it prints.
-
-    Args:
-        *arguments: Such as `"status"` or `"tablestats", "shardq.messages"`.
-        directory: As for `start`.
-        number: The node that is asked, 1 for the first.
-
-    Raises:
-        NodeError: If there is no such node, or nodetool fails; the text has its output.
-    """
-    home = state.home(directory)
-    there = state.load(home)
-    if there is None:
-        raise NodeError(f"no Cassandra was started in {home}; start one (shardq node start).")
-    return _run_nodetool(there, _node(there, number), arguments)
-
-
 # Starting ----------------------------------------------------------------------------------------
 
 
@@ -266,8 +220,6 @@ def _prepare(
     """Write the files that each node needs to start."""
     found = runtime.find(report)
     there = replace(there, java=found.java, started=True)
-    classes = there.directory / "classes"
-    needed = classes if runtime.compile_rmi_lookup(found, classes) else None
     hosts = [node.address for node in there.nodes]
     ports = config.Ports(there.port, there.storage_port, tuple(n.jmx_port for n in there.nodes))
     for node, token in zip(there.nodes, config.tokens(len(hosts)), strict=True):
@@ -280,9 +232,7 @@ def _prepare(
         files = {
             "cassandra.yaml": yaml,
             "logback.xml": config.LOGBACK,
-            "logback-tool.xml": config.TOOL_LOGBACK,
             "node.args": config.argument_file([*flags, *java_flags]),
-            "tool.args": config.argument_file(config.tool_flags(found, directory, classes=needed)),
         }
         for name, text in files.items():
             (directory / name).write_text(text)
@@ -375,28 +325,6 @@ def _last_lines(there: NodeSet, node: Node) -> str:
     return f"It wrote nothing in {directory}."
 
 
-def _run_nodetool(there: NodeSet, node: Node, arguments: Sequence[str]) -> str:
-    command = [
-        *(str(there.java), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-        *(f"@{there.directory_of(node) / 'tool.args'}", _NODETOOL),
-        *("-h", "127.0.0.1", "-p", str(node.jmx_port), *arguments),
-    ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NODETOOL_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NodeError(
-            f"nodetool {' '.join(arguments)} took longer than {_NODETOOL_S} s there."
-        ) from error
-    if done.returncode:
-        raise NodeError(
-            f"nodetool {' '.join(arguments)} failed on node {node.number}:\n"
-            f"{(done.stdout + done.stderr).strip()}"
-        )
-    return done.stdout
-
-
 # Watching and stopping ---------------------------------------------------------------------------
 
 
@@ -459,7 +387,6 @@ def _remove(there: NodeSet) -> None:
     """Remove the files of a set, and its directory if nothing else is in it."""
     for node in there.nodes:
         shutil.rmtree(there.directory_of(node), ignore_errors=True)
-    shutil.rmtree(there.directory / "classes", ignore_errors=True)
     for name in (state.STATE_FILE, "lock"):
         (there.directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

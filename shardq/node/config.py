@@ -75,17 +75,6 @@ LOGBACK = """\
 </configuration>
 """
 
-TOOL_LOGBACK = """\
-<configuration>
-  <appender name="ERRORS" class="ch.qos.logback.core.ConsoleAppender">
-    <target>System.err</target>
-    <encoder><pattern>%-5level %msg%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="ERRORS"/></root>
-</configuration>
-"""
-"""The logging of nodetool, which must not log to stdout: its answer is there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -203,28 +192,13 @@ def cassandra_yaml(
     return json.dumps(directives | dict(settings), indent=2) + "\n"
 
 
-def tool_flags(runtime: Runtime, directory: Path, *, classes: Path | None) -> list[str]:
-    """Java's flags for nodetool, for the node of a directory.
-
-    Args:
-        runtime: Java and the jars.
-        directory: The node's directory.
-        classes: The directory of `compile_rmi_lookup`'s class; None if Java lacks nothing.
-    """
-    return [
-        *_class_flags(runtime, directory, classes),
-        f"-Dlogback.configurationFile={directory / 'logback-tool.xml'}",
-        "-Djava.naming.factory.url.pkgs=shardq",
-    ]
-
-
 def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) -> list[str]:
     """Java's flags for a node of a set of `nodes`."""
     # A single node gets 1 GB. Three nodes stay under 4 GiB together.
     heap_mb = 1024 if nodes == 1 else 768 if nodes <= 3 else 512
     agent = runtime.agent
     return [
-        *_class_flags(runtime, directory, None),
+        *class_flags(runtime, directory, None),
         *([f"-javaagent:{agent}"] if agent else []),
         *("-XX:+UseG1GC", "-Xms256m", f"-Xmx{heap_mb}m", "-XX:MaxDirectMemorySize=256m"),
         *("-Xss512k", "-XX:+ExitOnOutOfMemoryError"),
@@ -248,8 +222,14 @@ def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) 
     ]
 
 
-def _class_flags(runtime: Runtime, directory: Path, classes: Path | None) -> list[str]:
-    """Java's flags for anything that runs on Cassandra's class path."""
+def class_flags(runtime: Runtime, directory: Path, classes: Path | None) -> list[str]:
+    """Java's flags for anything that runs on Cassandra's class path.
+
+    Args:
+        runtime: Java and the jars.
+        directory: The node's directory.
+        classes: A directory of more classes; None: there are none.
+    """
     scratch = directory / "tmp"
     return [
         *(f"--add-exports={package}=ALL-UNNAMED" for package in _EXPORTS),

@@ -38,11 +38,8 @@ JAVA_MAJORS = (17, 11)
 """The versions that Cassandra 5.0 runs on; 21 and later lack features that it needs."""
 
 _FETCH_S = 900
-_PROBE_S = 30
 _SHOWN_LINES = 15
 _COORDINATE = f"org.apache.cassandra:cassandra-all:{CASSANDRA_VERSION}"
-_RMI_MODULE = "jdk.naming.rmi"
-_RMI_SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
 _COMPILER = "org.eclipse.jdt.internal.compiler.batch.Main"
 _MAIN_JAR = f"cassandra-all-{CASSANDRA_VERSION}.jar"
 _POM = f"""\
@@ -149,32 +146,6 @@ def fetch_jars(
             if not home.is_dir():
                 _fetch_whole(home, java, report)
     return tuple(sorted(home.glob("*.jar")))
-
-
-def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
-    """Compile a class that nodetool needs if Java lacks `jdk.naming.rmi`, as PyPI's Java does.
-
-    Args:
-        runtime: The Java in question, and the jars.
-        classes: The directory of the compiled class; one that exists is kept.
-
-    Returns:
-        True if `classes` is needed.
-
-    Raises:
-        NodeError: If it cannot be compiled.
-    """
-    described = subprocess.run(
-        [str(runtime.java), "--describe-module", _RMI_MODULE],
-        capture_output=True,
-        timeout=_PROBE_S,
-        check=False,
-    )
-    if described.returncode == 0:
-        return False
-    if not any(classes.rglob("*.class")):
-        compile_java(runtime, _RMI_SOURCE, classes)
-    return True
 
 
 def compile_java(runtime: Runtime, source: Path, classes: Path) -> None:
