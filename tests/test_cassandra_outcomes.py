@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from store.parts import lease_states
 
-from shardq import clock
+from shardq import Connection, clock
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
@@ -25,6 +25,7 @@ from shardq.stores.cassandra import CassandraStore, session
 from shardq.stores.cassandra.rows import MOVE_BYTES
 from shardq.stores.store import LeaseState, RowMove, Slice
 from shardq.stores.tables import QUEUES, STATS, Change, QueueRecord
+from shardq.testing.faults import Faults, faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,15 +63,17 @@ class Proxy:
     def __init__(self, host: str, port: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._node = (host, port)
         self._armed: str | None = None
+        self._then: Callable[[], object] | None = None
         self._open: list[socket.socket] = []
         self.lost = threading.Event()
         self._listener = socket.create_server(at)
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_next_answer(self, *, cut: bool) -> None:
-        """Let the next request through and drop its answer; `cut` breaks the connection as well."""
+    def lose_next_answer(self, *, cut: bool, then: Callable[[], object] | None = None) -> None:
+        """Let the next request through, drop its answer and call `then`; `cut` the connection."""
         self.lost.clear()
+        self._then = then
         self._armed = "cut" if cut else "drop"
 
     def close(self) -> None:
@@ -102,6 +105,8 @@ class Proxy:
                 self._send(client, data)
                 continue
             fate = fates.pop()
+            if self._then is not None:
+                self._then()
             self.lost.set()
             if fate == "cut":
                 self._shut(client)
@@ -166,8 +171,8 @@ class Loss:
         self._proxy = proxy
         self._how = how
 
-    def __call__(self) -> None:
-        self._proxy.lose_next_answer(cut=self._how == "cut")
+    def __call__(self, then: Callable[[], object] | None = None) -> None:
+        self._proxy.lose_next_answer(cut=self._how == "cut", then=then)
 
     @property
     def happened(self) -> bool:
@@ -259,6 +264,26 @@ def test_a_decisive_change_that_may_have_been_overwritten_is_maybe_applied(
         shaky.write_records(STATS, [unsure])
     assert lose.happened
     assert shaky.write_records(STATS, [unsure]) == {unsure.place: {"totals": "1"}}
+
+
+def test_a_removal_of_a_schedule_whose_answer_was_lost_leaves_the_schedule_made_since(
+    shaky: CassandraStore, store: CassandraStore, lose: Loss, queue: str
+) -> None:
+    faults = Faults()
+    mail = Connection(faulty(shaky, faults), background=False).queue(queue)
+    other = Connection(store, background=False).queue(queue)
+    mail.every("1h", b"old", name="crm")
+    assert mail.schedules.remove("crm")
+    mail.every("1h", b"old", name="crm")
+    faults.call(
+        "write_records schedules",
+        lambda: lose(lambda: other.every("1h", b"new", name="crm")),
+        after=False,
+    )
+    with pytest.raises(StoreTimeout, match="may have been changed, and changed again since"):
+        mail.schedules.remove("crm")
+    assert lose.happened
+    assert other.schedules["crm"].body == b"new"
 
 
 def test_a_delete_whose_answer_was_lost_is_known_to_be_done(

@@ -225,7 +225,11 @@ class Schedule(ScheduleView):
         return self._of.backfill(self.name, after, until, dry_run=dry_run)
 
     def remove(self) -> bool:
-        """Remove the schedule: once this returns, it never fires again. True if it existed."""
+        """Remove the schedule: once this returns, it never fires again. True if it existed.
+
+        Raises:
+            StoreTimeout: It may be removed, and another of its name may have been made since.
+        """
         return self._of.remove(self.name)
 
     def preview(self, count: int = 10, after: Due | None = None) -> list[Preview]:

@@ -125,10 +125,14 @@ class ScheduleTable:
         return {str(key[0]) for _, key in refused}
 
     def remove(self, name: str) -> bool:
-        """Remove a record, even a damaged one; False if there was none, or it had ended."""
+        """Remove a record, even a damaged one; False if there was none, or it had ended.
+
+        Raises:
+            StoreTimeout: It may be removed, and another may have been made since.
+        """
         partition = self._queue, bucket_of(name)
         while (there := self._store.records(SCHEDULES, partition, [name]).get(name)) is not None:
-            change = Change(partition, (name,), {"state": there.state}, None)
+            change = Change(partition, (name,), {"state": there.state}, None, is_decisive=True)
             if not self._store.write_records(SCHEDULES, [change]):
                 return there.next != _ENDED
         return False
