@@ -6,15 +6,18 @@ The bare driver takes the same names: by conditional batches, or by upserts of o
 from __future__ import annotations
 
 import statistics
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import shardq
+from measures.names import CassandraNames, SqliteNames
 from shardq.bench.drains import drain
 from shardq.bench.line import Line, interleaved, rate
 from shardq.bench.puts import body_of
 from shardq.errors import ShardqError
 from shardq.model.key import bucket_of
 from shardq.records.keyrow import message_in
+from shardq.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +54,8 @@ def _bare(place: BenchPlace, sizes: Sizes) -> Line:
     with shardq.connect(place.url()) as db:
         # This makes the tables.
         place.queue(db, "keys")
-        bare = _driver(place)
-        try:
+        with closing(_driver(place)) as bare:
             reached = rate(place.clock, lambda: bare.take_names(rows))
-        finally:
-            bare.close()
     how = "conditional batches of 50" if place.is_cassandra else "upserts, one commit"
     return Line("keys taken by the bare driver", reached, "keys/s", note=f"{sizes.put:,}; {how}")
 
@@ -149,15 +149,10 @@ def _items(count: int, *, keyed: bool, delay: str = _DELAY) -> Iterator[dict[str
         yield item | {"key": f"key-{n}"} if keyed else item
 
 
-def _driver(place: BenchPlace) -> Any:
+def _driver(place: BenchPlace) -> CassandraNames | SqliteNames:
     if place.is_cassandra:
-        from shardq.stores.cassandra.bare import Bare
-
-        return Bare(place.address())
-    from shardq.stores.sqlite import SqliteStore
-    from shardq.stores.sqlite.bare import Bare as SqliteBare
-
+        return CassandraNames(place.address())
     store = SqliteStore.from_url(place.url())
     store.open(create=True)
     store.close()
-    return SqliteBare(store)
+    return SqliteNames(store)

@@ -1,4 +1,4 @@
-"""Cassandra's own `nodetool`, for the nodes that `shardq node` has started."""
+"""Programs in Java for the nodes that `shardq node` has started: `nodetool`, and the tests' own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 120
 _PROBE_S = 30
 _PROGRAM = "org.apache.cassandra.tools.NodeTool"
+_COMPILER = "org.eclipse.jdt.internal.compiler.batch.Main"
 _RMI_MODULE = "jdk.naming.rmi"
 _RMI_SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
 _LOGBACK = """\
@@ -106,5 +107,31 @@ def _compile_rmi_lookup(found: Runtime, classes: Path) -> bool:
     if described.returncode == 0:
         return False
     if not any(classes.rglob("*.class")):
-        runtime.compile_java(found, _RMI_SOURCE, classes)
+        compile_java(found, _RMI_SOURCE, classes)
     return True
+
+
+def compile_java(found: Runtime, source: Path, classes: Path) -> None:
+    """Compile a file with the compiler of Cassandra's jars, because a Java may come without one.
+
+    Args:
+        found: The Java, and the jars.
+        source: The file.
+        classes: The directory of the compiled classes.
+
+    Raises:
+        NodeError: If it cannot be compiled.
+    """
+    # Put only the compiler on the class path: other jars have classes of packages that are Java's
+    # own.
+    compiler = next(jar for jar in found.jars if jar.name.startswith("ecj-"))
+    command = [str(found.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
+    done = subprocess.run(
+        [*command, "-d", str(classes), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise NodeError(f"{source.name} cannot be compiled:\n{(done.stdout + done.stderr).strip()}")

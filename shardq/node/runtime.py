@@ -40,7 +40,6 @@ JAVA_MAJORS = (17, 11)
 _FETCH_S = 900
 _SHOWN_LINES = 15
 _COORDINATE = f"org.apache.cassandra:cassandra-all:{CASSANDRA_VERSION}"
-_COMPILER = "org.eclipse.jdt.internal.compiler.batch.Main"
 _MAIN_JAR = f"cassandra-all-{CASSANDRA_VERSION}.jar"
 _POM = f"""\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -148,24 +147,6 @@ def fetch_jars(
     return tuple(sorted(home.glob("*.jar")))
 
 
-def compile_java(runtime: Runtime, source: Path, classes: Path) -> None:
-    """Compile a file with the compiler of Cassandra's jars, because a Java may come without one.
-
-    Args:
-        runtime: The Java, and the jars.
-        source: The file.
-        classes: The directory of the compiled classes.
-
-    Raises:
-        NodeError: If it cannot be compiled.
-    """
-    # Put only the compiler on the class path: other jars have classes of packages that are Java's
-    # own.
-    compiler = next(jar for jar in runtime.jars if jar.name.startswith("ecj-"))
-    compile_it = [str(runtime.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
-    _run([*compile_it, "-d", str(classes), str(source)], doing=f"compiling {source.name}")
-
-
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a file's lock, waiting for it; the system frees it when its holder dies."""
@@ -230,12 +211,7 @@ def _fetch_with_jgo(work: Path, jars: Path) -> None:
         jar.replace(jars / jar.name)
 
 
-def _run(
-    command: list[str],
-    *,
-    doing: str = "fetching Cassandra",
-    environment: dict[str, str] | None = None,
-) -> None:
+def _run(command: list[str], *, environment: dict[str, str] | None = None) -> None:
     try:
         done = subprocess.run(
             command,
@@ -250,14 +226,14 @@ def _run(
         )
     except subprocess.TimeoutExpired as error:
         raise NodeError(
-            f"{doing} took longer than {_FETCH_S} s; look at the network and try again."
+            f"fetching Cassandra took longer than {_FETCH_S} s; look at the network and try again."
         ) from error
     except OSError as error:
         raise NodeError(f"{command[0]} could not be run: {error}.") from error
     if done.returncode:
         shown = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
         raise NodeError(
-            f"{doing} with {Path(command[0]).name} failed; look at the network and the "
+            f"fetching Cassandra with {Path(command[0]).name} failed; look at the network and the "
             f"tool's own settings. Its last lines:\n{shown}"
         )
 

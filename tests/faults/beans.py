@@ -10,6 +10,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+from nodetool import compile_java
+
 from shardq.node import runtime
 
 _SOURCE = Path(__file__).with_name("Beans.java")
@@ -34,7 +36,7 @@ class Beans:
 
     def __init__(self, directory: Path) -> None:
         found = runtime.find()
-        runtime.compile_java(found, _SOURCE, directory)
+        compile_java(found, _SOURCE, directory)
         self._process = subprocess.Popen(
             [str(found.java), *_FLAGS, "-cp", str(directory), "shardq.faults.Beans"],
             stdin=subprocess.PIPE,

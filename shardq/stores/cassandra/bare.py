@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -43,12 +42,6 @@ _DELETE = (
     "DELETE FROM {}.messages USING TIMESTAMP ? "
     "WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 )
-_TAKE_NAME = (
-    "UPDATE {}.keys SET live = ?, state = ? WHERE queue = ? AND bucket = ? AND key = ? "
-    "IF live = null"
-)
-_NAMES_MAX = 50
-"""Statements of a conditional batch."""
 _FIRST = UUID(int=0, version=1)
 
 
@@ -62,7 +55,6 @@ class Bare:
         self._insert = self._session.prepare(_INSERT.format(self._keyspace))
         self._page = self._session.prepare(_PAGE.format(self._keyspace))
         self._delete = self._session.prepare(_DELETE.format(self._keyspace))
-        self._take_name = self._session.prepare(_TAKE_NAME.format(self._keyspace))
         self._drained = 0
 
     def near(self, rows: Sequence[Row]) -> list[list[tuple[Any, ...]]]:
@@ -80,17 +72,6 @@ class Bare:
         """Write unlogged batches, pipelined; returns how many rows."""
         self._send(self._batch(batch) for batch in batches)
         return sum(map(len, batches))
-
-    def take_names(self, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Write rows of keys that do not exist, by conditional batches; returns how many."""
-        by_bucket: dict[int, list[tuple[Any, ...]]] = {}
-        for queue, bucket, key, live, state in rows:
-            by_bucket.setdefault(bucket, []).append((live, state, queue, bucket, key))
-        parts = [list(_parts(mine, _NAMES_MAX)) for mine in by_bucket.values()]
-        # The buckets take turns, because two batches of one bucket would wait for each other.
-        turns = zip_longest(*parts)
-        self._send(self._batch_of_names(part) for turn in turns for part in turn if part)
-        return len(rows)
 
     def drain(self, shards: Sequence[Shard]) -> int:
         """Read shards page by page and delete what was read; returns how many rows."""
@@ -110,12 +91,6 @@ class Bare:
         batch = BatchStatement(BatchType.UNLOGGED)
         for one in values:
             batch.add(self._insert.bind(one))
-        return batch
-
-    def _batch_of_names(self, values: list[tuple[Any, ...]]) -> BatchStatement:
-        batch = BatchStatement(BatchType.UNLOGGED)
-        for one in values:
-            batch.add(self._take_name.bind(one))
         return batch
 
     def _deletes(self, shards: Sequence[Shard]) -> Iterator[Any]:

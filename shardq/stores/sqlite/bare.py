@@ -23,9 +23,6 @@ _PAGE = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? ORDER BY due, id LIMIT ?"""
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
-_TAKE_NAME = """\
-INSERT INTO keys (queue, bucket, key, live, state) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (queue, bucket, key) DO UPDATE SET live = excluded.live, state = excluded.state"""
 _PAGE_ROWS = 5_000
 
 
@@ -54,13 +51,6 @@ class Bare:
         self._connection.executemany(_INSERT, values)
         self._connection.execute("COMMIT")
         return len(values)
-
-    def take_names(self, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Write rows of keys by one `executemany` in one transaction; returns how many."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.executemany(_TAKE_NAME, rows)
-        self._connection.execute("COMMIT")
-        return len(rows)
 
     def drain(self, shards: Sequence[Shard]) -> int:
         """Read shards page by page and delete what was read; returns how many rows."""
