@@ -706,7 +706,7 @@ class _Watch:
             home.register.refresh(force=home.register.has_unused_lanes)
         has_schedules = queue.settings.schedules_used
         firings = queue.schedules._home.firings if has_schedules else no_firings
-        return tuple(forecast(self._store, self._clock, home.register, horizon_ms, stored, firings))
+        return tuple(forecast(home, horizon_ms, stored, firings))
 
     def _outlook(self) -> ScheduleFigures:
         return self.queue.schedules._home.outlook(self._horizon_ms or 0)

@@ -761,7 +761,7 @@ class Queue(Scheduled):
         home, register = self._home, self._home.register
         register.refresh(force=register.has_unused_lanes)
         stored, firings = self._mender.read(), self.schedules._home.firings
-        due = forecast(home.store, home.clock, register, horizon_ms, stored, firings)
+        due = forecast(home, horizon_ms, stored, firings)
         if not begin:
             return due
         allowed = queue_limit_of(self.settings.queue_limit).a_second
@@ -795,8 +795,7 @@ class Queue(Scheduled):
             BadTime: If nothing lies between `since` and `until`.
             StoreCorrupt: If a record of the history is damaged.
         """
-        auditor = Auditor(self._home.store, self._home.clock, self._home.register, on_progress)
-        return auditor.run(since, until)
+        return Auditor(self._home, on_progress).run(since, until)
 
     def history(
         self,
@@ -1143,7 +1142,7 @@ class Queue(Scheduled):
         return count
 
     def _whereabouts(self) -> Whereabouts:
-        return Whereabouts(self._home.store, self._home.clock, self._home.register)
+        return Whereabouts(self._home)
 
     def _settle(
         self, delivery: Several, outcome: Outcome, partial: bool

@@ -50,7 +50,7 @@ def ahead(queue: Queue, hours: float = 1, **given: object) -> Calendar:
     # Store the counts now: other processes would see them 2 s later.
     home.stats.store()
     now_ms = home.clock.now_ms()
-    counter = CalendarCounter(home.store, home.clock, home.register, given.pop("told", None))
+    counter = CalendarCounter(home, given.pop("told", None))
     return counter.count(now_ms, now_ms + round(hours * HOUR_MS), **given)
 
 
@@ -554,7 +554,7 @@ def test_a_forecast_says_when_messages_begin_by_the_rate_of_their_queue(stage: S
 
 def test_a_calendar_reckons_with_the_rate_of_its_queue(stage: Stage) -> None:
     home = stage.connect().queue("mail", limits={"rate": "30/m"})._home
-    counter = CalendarCounter(home.store, home.clock, home.register)
+    counter = CalendarCounter(home)
     assert counter.count(stage.clock.now_ms(), stage.clock.now_ms() + HOUR_MS).allowed == 0.5
 
 

@@ -96,7 +96,7 @@ def test_no_look_at_a_queue_visits_the_tables_of_all(
     assert queue.find("never-put") is None
     assert queue.state_of("never-put") is None
     now_ms = home.clock.now_ms()
-    calendar = CalendarCounter(home.store, home.clock, home.register)
+    calendar = CalendarCounter(home)
     assert calendar.count(now_ms, now_ms + 30 * DAY_MS).load.rows == 8
     assert Observer(world.connect(), [queue.name]).look()[0].dead == 2
     assert queue.redrive(1) == 1

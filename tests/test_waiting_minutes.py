@@ -67,7 +67,7 @@ def test_what_is_put_off_or_claimed_in_place_counts_by_its_time(stage: Stage, qu
     forecast = [(at.timestamp() * 1e3, count) for at, count in queue.forecast("2h") if count]
     assert [(far_ms - 60_000 < at_ms <= far_ms, count) for at_ms, count in forecast] == [(True, 2)]
     now_ms, home = stage.clock.now_ms(), queue._home
-    counter = CalendarCounter(stage._store, home.clock, home.register)
+    counter = CalendarCounter(home)
     [(start_ms, load)] = counter.count(now_ms, now_ms + 7_200_000).minutes.items()
     assert (start_ms, load.rows) == (far_ms - far_ms % 60_000, 1)
     told = [message.text for message in queue.peek()]

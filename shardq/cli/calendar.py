@@ -164,9 +164,8 @@ def _count(
 
 def _count_one(db: Connection, name: str, grid: Grid, bar: Progress) -> Calendar:
     queue = db.queue(name, create=False)
-    home = queue._home
     tell = screen.teller(bar, f"{name}: ")
-    counter = CalendarCounter(home.store, home.clock, home.register, tell)
+    counter = CalendarCounter(queue._home, tell)
     return counter.count(grid.at_ms, grid.until_ms, queue.schedules._home.firings)
 
 

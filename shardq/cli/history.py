@@ -65,8 +65,7 @@ def _state(source: Queue, record: Record) -> State | None:
     """The state of a message that has not ended; None if it is not found nearby."""
     if record.fate is not None:
         return None
-    home = source._home
-    return Whereabouts(home.store, home.clock, home.register).of_record(record)
+    return Whereabouts(source._home).of_record(record)
 
 
 def _told(record: Record, state: State | None) -> dict[str, object]:

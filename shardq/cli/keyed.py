@@ -15,7 +15,6 @@ from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.keyed import Answer
 from shardq.model.message import TASK_HEADER, Message
 from shardq.model.times import asked_ms, ceil_ms, iso, moment_of
-from shardq.records.keys import MessageKeys
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
@@ -93,9 +92,8 @@ def move(
 
 def _failed(source: Queue, task: str | None) -> Iterator[Message]:
     """The messages that wait for their next attempt; with a task, only its jobs."""
-    home = source._home
-    for row in Whereabouts(home.store, home.clock, home.register).in_back_off():
-        message = Message(row, 0, home.register.signer)
+    for row in Whereabouts(source._home).in_back_off():
+        message = Message(row, 0, source._home.register.signer)
         if task is None or message.headers.get(TASK_HEADER) == task:
             yield message
 
@@ -236,7 +234,6 @@ def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
 
 def held(source: Queue, key: str) -> str:
     """A note if a key is still held after its message ended; else empty."""
-    home = source._home
-    found = MessageKeys(home.store, home.clock, home.register).seek([key])[key]
+    found = source._home.settler.keys.seek([key])[key]
     is_held = found.state is Is.HELD
     return f"; the key is held until {iso(found.key.until_ms or 0)}" if is_held else ""

@@ -54,9 +54,8 @@ def show(*, queue: str, message: str | None, key: str | None, near: bool) -> Exi
     if (message is None) == (key is None):
         raise click.UsageError("give an ID, a RECEIPT or --key, one of them.")
     source = options.queue_of(queue)
-    home = source._home
     with screen.progress() as bar:
-        told = Whereabouts(home.store, home.clock, home.register, screen.teller(bar))
+        told = Whereabouts(source._home, screen.teller(bar))
         wanted = told.finder.wanted(message, key)
         look = told.finder.look(wanted, near=near)
         state = told.state(wanted, look)

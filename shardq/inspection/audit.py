@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
 
-    from shardq.clock import Clock
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.times import Due, Duration
     from shardq.records.register import Register
-    from shardq.stores.store import Progress, Store
+    from shardq.stores.store import Progress
 
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
@@ -277,15 +277,14 @@ class Auditor:
     """Audits one queue.
 
     Args:
+        home: The queue's home.
         on_progress: Called with the progress.
     """
 
-    def __init__(
-        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome, on_progress: Progress | None = None) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
         self._tell = on_progress or _untold
         self._balances: dict[int, Balance] = {}
         self._suspects: dict[Entry, _Suspect] = {}

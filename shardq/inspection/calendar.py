@@ -31,14 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
-    from shardq.clock import Clock
     from shardq.inspection.depth import Depth
     from shardq.inspection.pace import Pace
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.times import Duration
     from shardq.records.folded import Stored
-    from shardq.records.register import Register
-    from shardq.stores.store import Progress, Store, Tally
+    from shardq.stores.store import Progress, Tally
 
 _PART = 500
 _FAR_MS = 1 << 52
@@ -124,29 +123,21 @@ def forecast_ms(horizon: Duration) -> int:
 
 
 def forecast(
-    store: Store,
-    clock: Clock,
-    register: Register,
-    horizon_ms: int,
-    stored: Stored,
-    firings: Firings = no_firings,
+    home: QueueHome, horizon_ms: int, stored: Stored, firings: Firings = no_firings
 ) -> list[tuple[datetime, int]]:
     """Messages due in each of a queue's coming minutes, and firings ahead; zeros included.
 
     Args:
-        store: The store.
-        clock: The store's clock.
-        register: The queue's record, read just now.
+        home: The queue's home; its record was read just now.
         horizon_ms: The horizon.
         stored: The totals of the queue.
         firings: Returns the firings of the queue's schedules.
     """
-    now_ms, layout = clock.now_ms(), register.layout
+    now_ms, layout = home.clock.now_ms(), home.register.layout
     minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
     counts = dict.fromkeys(minutes, 0)
     until_ms = layout.end_ms(minutes[-1])
-    counter = CalendarCounter(store, clock, register)
-    rows = counter.rows(now_ms, until_ms, stored, has_claims=True)
+    rows = CalendarCounter(home).rows(now_ms, until_ms, stored, has_claims=True)
     for due_ms, count in chain(rows, firings(now_ms, until_ms - 1)):
         counts[layout.minute_of(due_ms)] += count
     return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
@@ -184,19 +175,14 @@ class CalendarCounter:
     """Counts the load ahead of one queue; leases, claims and writes nothing.
 
     Args:
+        home: The queue's home.
         on_progress: Called with the progress.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        register: Register,
-        on_progress: Progress | None = None,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome, on_progress: Progress | None = None) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
         self._tell = on_progress or _untold
 
     def count(self, at_ms: int, until_ms: int, firings: Firings = no_firings) -> Calendar:

@@ -26,15 +26,14 @@ from shardq.lifecycle.keyed import check_key
 from shardq.model import ids, names
 from shardq.model.message import Message
 from shardq.model.shard import Shard
-from shardq.records.keys import MessageKeys
-from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
+from shardq.records.ledger import CLOCK_AHEAD_MS, End
 from shardq.records.standing import Is
 from shardq.stores.store import NEVER, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.clock import Clock
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
     from shardq.model.receipt import Receipt
     from shardq.records.ledger import Record
@@ -178,15 +177,16 @@ class Finder:
     """Looks up messages of one queue.
 
     Args:
+        home: The queue's home.
         on_progress: Called with the progress.
     """
 
-    def __init__(
-        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
+    def __init__(self, home: QueueHome, on_progress: Progress | None = None) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
+        self._keys = home.settler.keys
+        self._ledger = home.settler.ledger
         self._on_progress = on_progress
 
     def wanted(self, given: Message | str | None, key: str | None = None) -> WantedMessage:
@@ -295,7 +295,7 @@ class Finder:
 
     def _keyed(self, wanted: WantedMessage, key: str, *, live: bool) -> Row | None:
         """The row of the message that has a key, if it is the wanted one."""
-        found = MessageKeys(self._store, self._clock, self._register).seek([key])[key]
+        found = self._keys.seek([key])[key]
         if found.row is None or (live and found.state is Is.DEAD):
             return None
         # A dead message entered its queue later; its id is the same.
@@ -368,11 +368,10 @@ class Finder:
             return None
         if "the history" not in look.searched:
             look.searched.append("the history")
-        ledger = Ledger(self._store, self._clock, self._register, "")
         end_ms, hours = self._clock.now_ms() + CLOCK_AHEAD_MS, 0
-        while end_ms > (first_ms := ledger.first_ms()):
+        while end_ms > (first_ms := self._ledger.first_ms()):
             start_ms = max(end_ms - _HISTORY_MS, first_ms)
-            if found := list(ledger.records(message_id, start_ms, end_ms)):
+            if found := list(self._ledger.records(message_id, start_ms, end_ms)):
                 return found[-1]
             end_ms, hours = start_ms, hours + _HISTORY_MS // 3_600_000
             if steps is not None and hours >= steps * _HISTORY_MS // 3_600_000:

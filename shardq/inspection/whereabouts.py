@@ -32,15 +32,14 @@ from shardq.stores.tables import LANES, MEMBERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shardq.clock import Clock
     from shardq.inspection.finder import SearchResult, WantedMessage
+    from shardq.lifecycle.home import QueueHome
     from shardq.model.limits import GroupLimit, QueueLimit
     from shardq.model.message import Message, Row
     from shardq.model.settings import Settings
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
-    from shardq.records.register import Register
-    from shardq.stores.store import Progress, Store
+    from shardq.stores.store import Progress
 
 _COUNT_MINUTES = 500
 _LOOKS = 2
@@ -69,19 +68,18 @@ class Whereabouts:
     """Finds out where messages of one queue are.
 
     Args:
+        home: The queue's home.
         on_progress: Called with the progress.
 
     Attributes:
         finder: Looks up messages.
     """
 
-    def __init__(
-        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._register = register
-        self.finder = Finder(store, clock, register, on_progress)
+    def __init__(self, home: QueueHome, on_progress: Progress | None = None) -> None:
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
+        self.finder = Finder(home, on_progress)
 
     def find(self, message: Message | str | None, key: str | None, *, near: bool) -> Found | None:
         """See `Queue.find`."""
@@ -178,17 +176,7 @@ class Whereabouts:
         and earlier due rows are counted, as `depth` does. If it has a group, the rows before it are
         read.
         """
-        now_ms = self._clock.now_ms()
-        error, failed_at, is_snoozed = _last_failure(row)
-        state = State(
-            row.message_id,
-            served_queue(row.shard.queue),
-            Where.WAITING,
-            moment_of(now_ms),
-            attempts=row.attempt,
-            error=None if is_snoozed else error,
-            reason=error if is_snoozed else None,
-        )
+        state, failed_at = _as_waiting(row, moment_of(self._clock.now_ms()))
         due = moment_of(row.wanted_ms)
         if is_dead_queue(row.shard.queue) or row.shard.queue != self._register.name:
             attempts = died_after(row, row)
@@ -298,7 +286,8 @@ class Whereabouts:
             return _as_limited(replace(state, ahead=count), limit, "group")
         if first is None or limit.places > 1:
             return None
-        head = self._as_head(first, beats, state.at)
+        waiting, failed_at = _as_waiting(first, state.at)
+        head = self._of_live(first, waiting, beats, failed_at, is_head=True)
         return replace(state, where=Where.BEHIND, behind=head.id, head=head, ahead=count)
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
@@ -386,18 +375,20 @@ class Whereabouts:
                 break
         return first, count
 
-    def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
-        error, failed_at, is_snoozed = _last_failure(row)
-        state = State(
-            row.message_id,
-            row.shard.queue,
-            Where.WAITING,
-            at,
-            attempts=row.attempt,
-            error=None if is_snoozed else error,
-            reason=error if is_snoozed else None,
-        )
-        return self._of_live(row, state, beats, failed_at, is_head=True)
+
+def _as_waiting(row: Row, at: datetime) -> tuple[State, datetime | None]:
+    """The state of a message that waits, and when its last delivery failed or was snoozed."""
+    error, failed_at, is_snoozed = _last_failure(row)
+    state = State(
+        row.message_id,
+        served_queue(row.shard.queue),
+        Where.WAITING,
+        at,
+        attempts=row.attempt,
+        error=None if is_snoozed else error,
+        reason=error if is_snoozed else None,
+    )
+    return state, failed_at
 
 
 def _as_paused(row: Row, state: State, settings: Settings) -> State | None:

@@ -224,7 +224,7 @@ def _count(queue: SyncQueue, *, horizon_ms: int, by: By, zone: tzinfo) -> _Ahead
     # Queues that are counted together share it: one of 90 days takes 30 ms.
     grid = _grid(now_ms - now_ms % _GRID_MS, horizon_ms, by, zone)
     cells = sorted(cell for row in grid.rows for cell in row.cells if cell is not None)
-    counter = CalendarCounter(home.store, home.clock, home.register)
+    counter = CalendarCounter(home)
 
     def by_cell(_after_ms: int, _until_ms: int) -> Iterator[tuple[int, int]]:
         return ahead_by(book.records({}).values(), cells)
