@@ -143,6 +143,29 @@ def test_a_clock_that_is_set_by_an_hour_lets_no_more_begin_and_loses_nothing(
             assert most_within(begun_us, 10_000_000) <= 20 + 2
 
 
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "elsewhere"])
+def test_a_member_takes_no_token_of_a_slow_rate_twice_when_the_clock_is_set_forward(
+    *, is_local: bool
+) -> None:
+    with Stage(local=is_local) as stage:
+        queue = stage.connect().queue("mail", groups={"rate": "1/m"})
+        put(queue, "a", 20)
+        begun_us: list[int] = []
+        first = Consumer(queue, lambda _: begun_us.append(stage.clock.boot_us()))
+        other = Consumer(
+            stage.connect().queue("mail"), lambda _: begun_us.append(stage.clock.boot_us())
+        )
+        stage.drive(other, seconds=10)
+        stage.drive(first, other, seconds=10)
+        for by in (600, 7_200):
+            stage.clock.set(by)
+            stage.drive(first, other, seconds=10)
+        other.close()
+        stage.drive(first, seconds=130)
+        assert 3 <= len(begun_us) <= 4
+        assert most_within(begun_us, 60_000_000) == 1
+
+
 @pytest.mark.parametrize("by", [3_600, -3_600])
 def test_members_keep_a_rate_together_when_the_clock_is_set(by: int) -> None:
     with Stage(local=True) as stage:

@@ -780,6 +780,11 @@ class SlowBucket(Bucket):
         """Microseconds from one token of the slowest rate to the next."""
         return max(rate.interval_us for rate, _ in self.rates)
 
+    @property
+    def filling_us(self) -> float:
+        """Microseconds in which the empty bucket of each rate is full."""
+        return max(burst * rate.interval_us for rate, burst in self.rates)
+
     def full_after(self, us: float) -> dict[str, float]:
         """Return when all tokens of each slow rate are there, after one is taken at a time.
 
