@@ -139,6 +139,25 @@ def test_a_group_waits_behind_its_message_that_is_paused(stage: Stage) -> None:
     assert seen.texts == ["other", "first", "second"]
 
 
+def test_a_message_waits_no_longer_for_a_pause_that_ended_while_its_group_was_paused(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", groups={"rate": "10/s"})
+    queue.pause(key="order-7")
+    queue.put("first", group="a", key="order-7")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=6)
+    queue.pause(group="a")
+    stage.drive(consumer, seconds=6)
+    queue.resume(key="order-7")
+    stage.drive(consumer, seconds=6)
+    assert not seen.texts
+    queue.resume(group="a")
+    stage.drive(consumer, seconds=6)
+    assert seen.texts == ["first"]
+
+
 def test_a_task_with_limits_is_paused_while_its_jobs_run_and_keeps_its_limits(
     stage: Stage,
 ) -> None:

@@ -269,7 +269,8 @@ class Delivery:
             line: The line; None: its group has none.
             turn_ms: When a delivery of its group last ended, epoch milliseconds; 0: none has.
         """
-        self.line, self.turn_ms = line, turn_ms
+        # It may have waited for limits of its task, or a pause, that were changed meanwhile.
+        self.gate, self.line, self.turn_ms = None, line, turn_ms
 
     def limit(self, gate: Gate | None, line: HeadLine | None) -> None:
         """Record the limits of its task, and the line in which it waits for a handler."""
