@@ -12,12 +12,16 @@ from shardq import errors
 from shardq.schedules import declaring
 from shardq.schedules import options as options_of
 from shardq.schedules.firing.firing import ScheduleFiring
+from shardq.stores import steps
+from shardq.stores.store import NO_MARKS, NO_TIMES
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardq import Queue
+    from shardq.model.shard import Position
+    from shardq.stores.store import RowMove
 
 
 @pytest.fixture
@@ -131,6 +135,30 @@ def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     assert sorted(times) == [
         f"08:0{second // 60}:{second % 60:02}" for second in range(10, 121, 10)
     ]
+
+
+@pytest.mark.parametrize("step", ["find", "move", "write_records schedules"])
+def test_a_run_that_two_members_find_written_late_is_one(
+    stage: Stage, queue: Queue, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move(moves: Iterable[RowMove], *_: object) -> set[Position]:
+        # As on Cassandra, a move writes its new row whether or not the old row is still there.
+        steps.move(stage._store, list(moves), NO_MARKS, NO_TIMES)
+        return set()
+
+    monkeypatch.setattr(stage._sqlite, "move", move)
+    queue.every("1h", b"", name="crm", start=at(stage, 10))
+    one, other = (ScheduleFiring(stage.connect().queue("mail")._home) for _ in range(2))
+    stage.faults.call("insert", lambda: stage.clock.advance(300), after=False)
+
+    def fire_too() -> None:
+        stage.clock.advance(3)
+        other.fire(["crm"])
+
+    stage.faults.call(step, fire_too, after=False)
+    one.fire(["crm"], ahead_ms=10_000)
+    stage.clock.advance(5)
+    assert len(queue.peek()) == 1
 
 
 def test_a_run_of_a_group_that_is_written_again_keeps_its_place(stage: Stage, queue: Queue) -> None:

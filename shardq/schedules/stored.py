@@ -77,6 +77,7 @@ class _State(msgspec.Struct, omit_defaults=True):
     since: int | None = None
     spent: tuple[int, int] | None = None
     error: str | None = None
+    late: int | None = None
     nonce: str = ""
 
 
@@ -103,6 +104,8 @@ class StoredSchedule(NamedTuple):
         spent: The first and last of the fire times that a clock which was ahead has fired too
             early, and that are not fired again; None: there are none.
         error: The last error of its trigger; None if there is none.
+        late_ms: The time to which each member moves the jobs of the next firing, epoch
+            milliseconds; None: none of them was written too late for readers.
         stored: The state as it was read; a write is refused if the store has another state.
     """
 
@@ -118,6 +121,7 @@ class StoredSchedule(NamedTuple):
     since_ms: int | None = None
     spent: tuple[int, int] | None = None
     error: str | None = None
+    late_ms: int | None = None
     stored: str = ""
 
     # As it is stored ------------------------------------------------------------------------------
@@ -156,7 +160,9 @@ class StoredSchedule(NamedTuple):
     def anew(self, definition: ScheduleDefinition) -> StoredSchedule:
         """The same state under another definition, as a new generation."""
         generation = secrets.token_hex(8)
-        return self._replace(definition=definition, generation=generation, aim_ms=None, error=None)
+        return self._replace(
+            definition=definition, generation=generation, aim_ms=None, error=None, late_ms=None
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -265,7 +271,8 @@ class StoredSchedule(NamedTuple):
         """
         firings: list[PlannedFiring] = []
         count = FIRES_MAX if self.is_plain else 1
-        made, aim_ms, until_ms = self._replace(error=None, aim_ms=None), self.aim_ms, None
+        made, aim_ms = self._replace(error=None, aim_ms=None, late_ms=None), self.aim_ms
+        until_ms = None
         if aim_ms is not None:
             made = made.make_up(firings, aim_ms - MISSED_MS, aim_ms, count)
             until_ms = aim_ms + TOGETHER_MS

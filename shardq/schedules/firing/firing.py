@@ -25,10 +25,13 @@ from shardq.errors import (
 )
 from shardq.lifecycle.keyed import KeyedCommands
 from shardq.lifecycle.keyedputs import Asked, KeyedPuts, conflict_of, key_text
-from shardq.model.message import write_headers
+from shardq.lifecycle.planner import lane_after
+from shardq.model import ids
+from shardq.model.message import moved, write_headers
 from shardq.records.ledger import End
 from shardq.schedules.stored import headers_of, id_of
 from shardq.schedules.table import ScheduleTable, ScheduleWrite
+from shardq.stores.store import RowMove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -163,6 +166,7 @@ class ScheduleFiring:
         """The names of schedules whose next firing already has a job: a member died during it."""
         if self._is_local:
             return set()
+        begun = {one.definition.name for one in records if one.late_ms is not None}
         names: dict[Position, str] = {}
         for record in records:
             if record.is_plain:
@@ -170,7 +174,8 @@ class ScheduleFiring:
                     for firing in self._fire(record)[0]:
                         job = record.job(firing, self._register.layout, "")
                         names[job.position] = record.definition.name
-        return {names[place] for place in self._home.settler.still_there(names)} if names else set()
+        there = self._home.settler.still_there(names) if names else ()
+        return begun | {names[place] for place in there}
 
     def _guarded(
         self,
@@ -231,7 +236,9 @@ class ScheduleFiring:
         ledger, planned = self._home.settler.ledger, [row for one in fired for row in one.rows]
         if not self._is_local:
             self._home.store.insert(planned)
-            self._enter(planned)
+            ledger.enter(planned)
+            self._point_to_late([row for row in planned if row.group is not None])
+            fired = self._in_time(fired)
         refused = self._stored.write(
             [
                 ScheduleWrite(
@@ -249,6 +256,61 @@ class ScheduleFiring:
             self._count(rows)
         if refused and not self._is_local:
             self._take_back([one for one in fired if one.name in refused])
+
+    def _in_time(self, fired: Sequence[_Fired]) -> list[_Fired]:
+        """Move jobs that were written too late for readers; returns the firings to record.
+
+        The record first holds the time to which they are moved. So each member that moves them
+        writes the very same rows.
+        """
+        layout, now_ms = self._register.layout, self._clock.now_ms()
+        late = {
+            one.name: one
+            for one in fired
+            if any(
+                row.group is None and layout.is_late(row.shard.minute, now_ms) for row in one.rows
+            )
+        }
+        if not late:
+            return list(fired)
+        self._stored.write(
+            [
+                ScheduleWrite(name, one.before, one.before._replace(late_ms=now_ms))
+                for name, one in late.items()
+                if one.before.late_ms is None
+            ]
+        )
+        found = self._stored.read(list(late), {})
+        for name, one in late.items():
+            now, before = found.get(name), one.before
+            late_ms = None if now is None else now.late_ms
+            as_read = before._replace(late_ms=late_ms, stored="" if now is None else now.stored)
+            if late_ms is not None and now == as_read:
+                late[name] = one._replace(before=as_read)
+                self._home.settler.carry_out(self._moves(one.rows, before.generation, late_ms))
+            else:
+                # Others have fired, changed or removed it.
+                self._home.settler.repair(one.rows)
+        return [late.get(one.name, one) for one in fired]
+
+    def _moves(self, rows: Sequence[Row], generation: str, late_ms: int) -> list[RowMove]:
+        """The moves of jobs to a time, the same in each repeat."""
+        layout = self._register.layout
+        return [
+            RowMove(
+                row.position,
+                moved(
+                    row,
+                    layout.shard(late_ms, lane_after(layout, row)),
+                    late_ms,
+                    ids.named(late_ms * 1_000, f"{layout.queue}/{generation}/{row.name}"),
+                    attempt=row.attempt,
+                    claim=None,
+                    since_ms=row.since_ms,
+                ),
+            )
+            for row in rows
+        ]
 
     def _take_back(self, refused: Sequence[_Fired]) -> None:
         """Cancel jobs of fire times that a command has changed since the record was read."""
