@@ -395,6 +395,17 @@ def test_limits_are_followed_while_consumers_run(stage: Stage) -> None:
     assert seen.texts == [f"a{number}" for number in range(100)]
 
 
+@on_each_store
+def test_a_rate_that_is_lowered_begins_without_tokens(world: World) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, groups={"rate": "10/s", "burst": 5, "places": 50})
+    put(queue, "a", 60)
+    assert queue.receive(5, wait="2s")
+    queue.alter(groups={"rate": "1/h", "burst": 5, "places": 50})
+    world.pass_time(6)
+    assert queue.receive(10, wait="1s") == []
+
+
 def test_a_change_of_another_limit_takes_no_tokens(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"slow": {"rate": "1/m"}})
     seen = Recorder(stage.clock)

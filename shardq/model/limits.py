@@ -747,7 +747,7 @@ class SlowBucket(Bucket):
     Attributes:
         record: The record, as it was last read or written; None: there is none.
         is_read: True if the record was read, and no write of it has an unknown outcome.
-        is_known: True if the record was read once.
+        is_known: False if all tokens are there unless a record says otherwise.
         granted_us: A token may be taken until this time since boot; 0: none is granted.
     """
 

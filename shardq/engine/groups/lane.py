@@ -357,12 +357,15 @@ class GroupLane:
     def limit(self, limits: GroupLimits, now_us: int) -> None:
         """Let other limits hold from now on.
 
-        A changed rate begins without tokens, a slow rate with those that its record proves.
+        A changed rate begins without tokens.
         """
         self.limits, self.slow, self.later = limits, {}, []
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):
-                self.buckets[name] = bucket_of(rates, now_us)
+                self.buckets[name] = changed = bucket_of(rates, now_us)
+                if isinstance(changed, SlowBucket):
+                    # A rate that is not slow has no record: its absence proves no tokens.
+                    changed.is_known = True
         for name, group in self.groups.items():
             self._limit(name, group)
 
