@@ -464,6 +464,25 @@ def test_leases_of_long_sealed_shards_are_forgotten(path: Path) -> None:
     store.close()
 
 
+def test_the_unclean_end_of_a_long_sealed_shard_is_remembered_while_it_has_a_row(
+    path: Path,
+) -> None:
+    now_us = 1_000_000
+    store = SqliteStore(path, machine_us=lambda: now_us, boot_time=lambda: BootTime(now_us, "here"))
+    store.open()
+    row = make_row()
+    store.insert([row])
+    store.take({row.shard: None}, lock="l", holder="m", window=1, ttl_ms=1_000)
+    now_us += 1_000_000
+    newest = row.shard.minute + 1_000
+    for state in (LeaseState(None, "m", 1), LeaseState()):
+        store.note(LANES, ("mail",), {row.shard.lane: newest})
+        assert store.lease_states([row.shard])[row.shard] == state
+        store.delete([row.position])
+        newest += 1
+    store.close()
+
+
 def test_a_clean_release_leaves_no_row(store: SqliteStore, stranger: sqlite3.Connection) -> None:
     store.take({SHARD: None}, lock="l", holder="m", window=1, ttl_ms=1_000)
     store.release({SHARD: "l"})

@@ -27,7 +27,7 @@ _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
 """Expired rows deleted with each note: with one, they might pile up; with many, writers wait."""
 _SWEPT_MINUTES = 512
-"""The last sweep of a sealed shard is after 256 minutes. After 512 nobody leases the shard."""
+"""The last sweep of a sealed shard is after 256 minutes. After 512 an empty one is not leased."""
 
 IN_FORCE = """\
 CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
@@ -36,7 +36,10 @@ ELSE until_us > :now_us END"""
 taken for one of this boot only within the few seconds of time since boot that it lasted."""
 _FORGET_LEASES = f"""\
 DELETE FROM leases
-WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})"""
+WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})
+AND NOT EXISTS (SELECT 1 FROM messages WHERE messages.queue = leases.queue
+AND messages.minute = leases.minute AND messages.lane = leases.lane)"""
+"""A shard behind the seal may have rows, of which its last holder may have died."""
 _LAPSES = {
     Lapse.NEVER: ((), ""),
     Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),
