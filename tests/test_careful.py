@@ -19,7 +19,7 @@ def die(stage: Stage, queue: Queue) -> None:
 
 def read(stage: Stage, consumer: Consumer, *, rows: int) -> None:
     """Step an engine, with idle handlers, until `rows` rows are ready."""
-    while len(consumer._engine.ready) < rows:
+    while len(consumer._engine.ready) != rows:
         stage.clock.advance(max(consumer._engine.step(), 0.001))
 
 
@@ -148,6 +148,23 @@ def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stag
     assert seen.texts == []
     stage.drain(queue, consumer)
     assert seen.texts == ["head", "next"]
+
+
+def test_a_head_that_a_slow_holder_puts_off_late_is_handed_out_with_care_later(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("poison", group="g")
+    slow = Recorder(stage.clock, crash)
+    assert run_until_crash(stage, Consumer(queue, slow), seconds=1)
+    stage.clock.advance(11)
+    consumer = Consumer(stage.connect().queue("mail"), crash)
+    read(stage, consumer, rows=1)
+    queue.snooze(slow.messages[0], "1s")
+    read(stage, consumer, rows=0)
+    read(stage, consumer, rows=1)
+    assert run_until_crash(stage, consumer, seconds=20)
+    assert [message._row.attempt for message in queue.peek(1)] == [1]
 
 
 @pytest.mark.parametrize("asked", [Retry("2s"), Snooze("2s")])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeAlias
@@ -284,7 +284,7 @@ class GroupLane:
         touched: Minutes whose entry in the list may be outdated: `WaitingList.tidy` checks them.
         is_dense: True if most rows of the last reread were kept: the next reread reads bodies too.
         looked_ms: When the dues in the list were last renewed, epoch milliseconds.
-        cared: Group -> its heads that were due at the take-over and were handed out with care.
+        cared: Group -> ids of its rows that are handed out with care; at most one a place.
         buckets: Group with a rate -> its tokens.
         slow: The buckets of groups with slow rates that have rows in memory or in the store, and
             whose next token may be there.
@@ -306,7 +306,7 @@ class GroupLane:
     touched: set[int] = field(default_factory=set)
     is_dense: bool = True
     looked_ms: int = 0
-    cared: Counter[str] = field(default_factory=Counter)
+    cared: defaultdict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     buckets: dict[str, Bucket] = field(default_factory=dict)
     slow: dict[str, SlowBucket] = field(default_factory=dict)
     later: list[tuple[float, str]] = field(default_factory=list)
@@ -447,19 +447,28 @@ class GroupLane:
         return slow
 
     def needs_care(self, row: Row) -> bool:
-        """True if the former owner may have died of this head; True once a place of a group."""
+        """True if the former owner may have died of this head: for one row a place of its group.
+
+        A row that needed care needs it again each time that it becomes the head.
+        """
         lease, name = self.lease, row.group or ""
         if not lease.window or row.due_ms > lease.taken_ms:
             return False
-        if self.cared[name] >= self.group(name).places:
+        cared = self.cared[name]
+        if row.id not in cared and len(cared) >= self.group(name).places:
             return False
-        self.cared[name] += 1
+        cared.add(row.id)
         return True
 
-    def give_back_care(self, name: str) -> None:
+    def give_back_care(self, row: Row) -> None:
         """Called when a head was not handed out after all: the next one needs care as well."""
-        if self.cared[name]:
-            self.cared[name] -= 1
+        if (cared := self.cared.get(row.group or "")) is not None:
+            cared.discard(row.id)
+
+    def take_back(self, group: Group, head: Delivery) -> None:
+        """Put a head, which no handler has, back among the other rows of its group, in order."""
+        self.give_back_care(head.row)
+        group.take_back(head)
 
     def hungry(self, room: int) -> dict[str, Group]:
         """Return the hungry groups that may keep one more row, by name.

@@ -369,7 +369,7 @@ class GroupLanes(Part):
             if group is None:
                 continue
             if (passed := group.passed(now_ms)) is not None and self._take_out(group, passed):
-                group.take_back(passed)
+                mine.take_back(group, passed)
             while (one := group.next(now_ms)) is not None:
                 if one.is_stale or one.row.ready_ms > now_ms:
                     self._wait(group, one, one.row.ready_ms)
@@ -469,9 +469,9 @@ class GroupLanes(Part):
         if mine is not None:
             if row.shard.minute in mine.listed:
                 mine.touched.add(row.shard.minute)
-            if one.careful and not one.thread_id:
+            if not one.thread_id:
                 # It was not handed out: the next head is handed out with care.
-                mine.give_back_care(row.group or "")
+                mine.give_back_care(row)
             group = mine.groups.get(row.group or "")
         if group is not None and one in group.heads:
             self.ended(one)
@@ -509,8 +509,6 @@ class GroupLanes(Part):
 
     def release(self, one: Delivery) -> None:
         """Try a head again soon, because it could not be handed out."""
-        if one.careful and (mine := self._lanes.get(one.row.shard.lane)) is not None:
-            mine.give_back_care(one.row.group or "")
         self.again(one, one.row, self._clock.now_ms() + _AGAIN_MS)
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
@@ -537,7 +535,7 @@ class GroupLanes(Part):
                         if group.heads[head] or head in out:
                             taken.append(head)
                             del group.heads[head]
-                            mine.give_back_care(name)
+                            mine.give_back_care(head.row)
                     if taken:
                         is_claim = is_claim or any(one.row.claim is not None for one in taken)
                         self.note_claims(one.row for one in taken)
@@ -580,11 +578,9 @@ class GroupLanes(Part):
             out = set(self._ready.remove(lambda one: one.grouped))
             for mine in self._lanes.values():
                 mine.limit(self._limits, self._clock.boot_us())
-                for name, group in mine.groups.items():
+                for group in mine.groups.values():
                     for head in out.intersection(group.heads):
-                        if head.careful:
-                            mine.give_back_care(name)
-                        group.take_back(head)
+                        mine.take_back(group, head)
                     for head in group.heads:
                         self._hold_line(group, head)
                 offered += self._offer(mine, list(mine.groups))
@@ -695,7 +691,7 @@ class GroupLanes(Part):
             one.line_up(group.line, group.ended_ms)
             heads = [one]
             if is_back:
-                group.take_back(one)
+                mine.take_back(group, one)
                 heads = self._offer(mine, (name,))
             self._is_hungry = self._is_hungry or group.is_hungry
         self._ready.add(heads)
