@@ -486,6 +486,27 @@ def test_a_new_owner_counts_all_claims_of_a_group_before_it_begins_any_of_it(wor
     assert len(other.receive(100, wait="2s")) == 10
 
 
+@on_each_store
+def test_a_new_owner_without_room_in_memory_counts_all_claims_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, group_lanes=1, groups={"places": 150})
+    put(queue, "a", 300)
+    assert len(queue.receive(100, visibility="4s", wait="2s")) == 100
+    lasting = queue.receive(50, visibility="10m", wait="2s")
+    assert len(lasting) == 50
+    queue.alter(groups={"places": 50})
+    queue.close()
+    world.pass_time(5)
+    for most in ("HEADS_MAX", "ROWS_MAX"):
+        monkeypatch.setattr(f"shardq.engine.groups.room.{most}", 10)
+    other = world.connect().queue(name)
+    assert other.receive(100, wait="2s") == []
+    queue.ack(*lasting[:20])
+    assert len(other.receive(20, wait="2s")) == 20
+
+
 @pytest.mark.parametrize("far_max", [5_000, 0], ids=["in memory", "in the store"])
 def test_more_places_hold_at_once_for_what_is_behind_a_head_at_a_caller(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, far_max: int

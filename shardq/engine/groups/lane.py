@@ -115,8 +115,11 @@ class Group:
     def has_room(self, room: int) -> bool:
         """True if one more row may be kept: a group's first row always, others if memory has room.
 
-        While its heads wait, none may.
+        While its heads wait, none may. While its claims are not counted, no first row may without
+        room either: the lane is read on, however many groups it has.
         """
+        if room <= 0 and not self.is_counted:
+            return False
         if (self.left or len(self.heads) >= self.places) and self.waits:
             return False
         count = len(self.rows) + self.coming

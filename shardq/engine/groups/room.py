@@ -227,9 +227,8 @@ class GroupLanes(Part):
                 if mine is None or lane is None:
                     self.uncounted.discard(number)
                     continue
-                # If the clock was set back, the lane is not read so far for long. Without room it
-                # is not read on before some of what is in memory has begun.
-                is_read = lane.read_ms >= now_ms or not self.has_room
+                # If the clock was set back, the lane is not read so far for long.
+                is_read = lane.read_ms >= now_ms
                 heads += self._offer(mine, mine.count(NEVER if is_read else lane.read_ms))
                 if mine.uncounted_ms is None:
                     self.uncounted.discard(number)

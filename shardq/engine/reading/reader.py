@@ -362,7 +362,9 @@ class Reader(Part):
         The prefetch does not bound rows of groups, which wait for each other, not for a handler.
         """
         if lane.of_groups:
-            return self._pages.page_rows if self._groups.has_room else 0
+            groups = self._groups
+            is_read = groups.has_room or lane.number in groups.uncounted
+            return self._pages.page_rows if is_read else 0
         room = 0 if self._memory.body_bytes > BYTES_MAX else self._share() - lane.rows
         return min(self._pages.page_rows, room)
 
