@@ -35,6 +35,10 @@ _BURSTS = (1, 1, 2, 5)
 _CHANGES = (0, 4)
 _FLOODS = (2, 5)
 _FLOOD = (5, 50)
+_SLOW_RATES = ("6/min", "3/30s", "2/min", ["5/s", "2/20s"])
+_CATCH_UPS = ("5/s", "10/s", "30/s")
+_TASKS = ("shop.mail", "shop.bill", "ship")
+_PAUSED = {"group": "g*", "task": "shop.*"}
 _SECONDS = (0.0, 0.0, 0.05, 0.3, 1.0)
 
 
@@ -51,6 +55,8 @@ class Allowances:
 
     def __init__(self, seed: int, active_s: float) -> None:
         self._chance = chance = random.Random(f"limits/{_SALT}/{seed}/plan")
+        # From a source of its own, so that the rest of a world does not depend on it.
+        self._apart = random.Random(f"limits/{seed}/apart")
         self._active_s = active_s
         self._ordered = {name for name in _GROUPS if chance.random() < 0.3}
         self._has_queue_limits = chance.random() < 0.5
@@ -76,6 +82,8 @@ class Allowances:
             if chance.random() < 0.5:
                 rule["rate"] = chance.choice(rates)
                 rule["burst"] = chance.choice(_BURSTS)
+                if rates is _RATES and self._apart.random() < 0.3:
+                    rule["rate"] = self._apart.choice(_SLOW_RATES)
             if chance.random() < 0.3:
                 rule["tier"] = chance.randint(2, 4)
             rules[name] = rule
@@ -88,6 +96,8 @@ class Allowances:
             limits |= {"rate": chance.choice(_QUEUE_RATES), "burst": chance.choice(_BURSTS)}
         if chance.random() < 0.6 or not limits:
             limits["running"] = chance.randint(1, 5)
+        if self._apart.random() < 0.5:
+            limits["catch_up"] = self._apart.choice(_CATCH_UPS)
         return limits
 
     def events(self, event: Event) -> Iterator[Event]:
@@ -107,7 +117,14 @@ class Allowances:
         for _ in range(chance.randint(0, 2)):
             at_s, name = round(chance.uniform(2, self._active_s), 3), chance.choice(_GROUPS)
             seconds = chance.uniform(2, 12)
-            yield replace(event, at_s=at_s, kind="hold", target=name, seconds=seconds)
+            yield replace(event, at_s=at_s, kind="hold", target=name, seconds=seconds, verb="group")
+        chance = self._apart
+        for _ in range(chance.randint(0, 3)):
+            part = chance.choice(("group", "task", "task"))
+            name = chance.choice((_PAUSED[part], *(_TASKS if part == "task" else _GROUPS)))
+            at_s = round(chance.uniform(2, self._active_s), 3)
+            seconds = chance.uniform(2, 12)
+            yield replace(event, at_s=at_s, kind="hold", target=name, seconds=seconds, verb=part)
 
     def letters(
         self, letter: Letter, act: Act, producers: Sequence[str], number: int
@@ -137,6 +154,11 @@ class Allowances:
                     acts=self._acts(act, seconds),
                 )
                 number += 1
+
+    def named(self, letter: Letter) -> Letter:
+        """A message, which may be of a task."""
+        chance = self._apart
+        return replace(letter, task=chance.choice(_TASKS)) if chance.random() < 0.4 else letter
 
     def _acts(self, act: Act, seconds: float) -> tuple[Act, ...]:
         chance = self._chance

@@ -104,7 +104,7 @@ def _headers_of(case: Case, token: int) -> dict[str, str]:
     """The headers with which a message was put."""
     if token in case.history.runs:
         return case.history.runs[token].headers
-    return {"number": str(token)} if token % 7 == 0 else {}
+    return case.history.puts[token].letter.headers
 
 
 def zombies(case: Case) -> Iterator[Breach]:

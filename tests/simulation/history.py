@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
 from shardq.model.key import NEVER
+from shardq.model.limits import QueueLimit, limits_of, queue_limit_of
 from shardq.model.message import key_of
 from shardq.records.ledger import CLOCK_AHEAD_MS
 
 if TYPE_CHECKING:
     from shardq.inspection.audit import Audit
-    from shardq.model.limits import GroupLimit, QueueLimit
+    from shardq.model.limits import BeginRate, GroupLimit
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from simulation.named import ByKey
@@ -129,16 +130,35 @@ class Heard(NamedTuple):
     group_limits: str = ""
     queue_limit: str = ""
 
+    @property
+    def of_queue(self) -> QueueLimit:
+        """The limits of the whole queue."""
+        return own_limit(queue_limit_of(self.queue_limit))
+
+    def pauses(self, row: Row) -> bool:
+        """True if a message was paused: by its queue, its group, its task or its key."""
+        of_group = row.group is not None and limits_of(self.group_limits).pause_of(row.group)
+        return self.paused or bool(of_group) or bool(queue_limit_of(self.queue_limit).pause_of(row))
+
+
+def own_limit(limit: QueueLimit) -> QueueLimit:
+    """The limits of a whole queue, without those of a part of it."""
+    return QueueLimit(limit.running, limit.rates)
+
 
 class HandedOut(NamedTuple):
-    """A message that left `ready`, and the limits by which it did."""
+    """A message that left `ready`, and the limits by which it did.
+
+    Attributes:
+        of_late: The rate at which late messages begin, if it is one of these.
+    """
 
     us: int
     process: str
     token: int
     limit: GroupLimit
     of_queue: QueueLimit
-    is_paused: bool
+    of_late: tuple[tuple[BeginRate, int], ...]
 
 
 class Fork(NamedTuple):

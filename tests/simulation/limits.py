@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.model.limits import limits_of, queue_limit_of
+from shardq.model.limits import is_slow, limits_of
 from simulation.case import Breach, Case, leased_as
 from simulation.order import came_along, group_is_excused, held_until_us, is_let_go
 from simulation.stories import clock_of, story
@@ -14,7 +14,7 @@ from simulation.stories import clock_of, story
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.model.limits import BeginRate, QueueLimit
+    from shardq.model.limits import BeginRate
     from simulation.history import Delivery, HandedOut
 
 _DRIFT = 1 - 8e-4
@@ -46,6 +46,8 @@ def limited(case: Case) -> Iterator[Breach]:
         rates = [(each, each.told.limit.rates) for each in mine]
         yield from _rates(case, f"group {name}", rates)
     yield from _rates(case, "the queue", [(each, each.told.of_queue.rates) for each in begun])
+    late = [(each, each.told.of_late) for each in begun if each.told.of_late]
+    yield from _rates(case, "late messages", late)
     yield from _running(case, begun)
     yield from _followed(case, begun)
 
@@ -105,24 +107,27 @@ def _rates(
     what: str,
     begun: list[tuple[Begun, tuple[tuple[BeginRate, int], ...]]],
 ) -> Iterator[Breach]:
-    """In any time T at most rate x T + burst deliveries begin, while the same rates hold."""
-    full_us: list[float] = []
+    """In any time T at most rate x T + burst deliveries begin, while the same rates hold.
+
+    A slow rate holds beyond that, because its record outlasts other rates and owners.
+    """
+    full_us: dict[tuple[BeginRate, int], float] = {}
     former: tuple[tuple[BeginRate, int], ...] = ()
     for each, rates in sorted(begun, key=lambda pair: pair[0].told.us):
         us = each.told.us
         if rates != former or _is_forked(case, each.one):
-            former, full_us = rates, [0.0] * len(rates)
-        for n, (rate, burst) in enumerate(rates):
+            former, full_us = rates, {one: at for one, at in full_us.items() if is_slow(one[0])}
+        for rate, burst in rates:
             every_us = rate.interval_us * _DRIFT
-            full_us[n] = max(full_us[n], us)
-            if full_us[n] - us > (burst - 1) * every_us + 1:
+            at_us = max(full_us.get((rate, burst), 0.0), us)
+            if at_us - us > (burst - 1) * every_us + 1:
                 yield Breach(
                     "limited",
                     f"m{each.one.token} at {clock_of(case, us)} by {each.one.process}: more than "
                     f"{rate} and a burst of {burst} of {what}: {story(case, each.one.token)}",
                     each.one.token,
                 )
-            full_us[n] += every_us
+            full_us[rate, burst] = at_us + every_us
 
 
 def _is_forked(case: Case, one: Delivery) -> bool:
@@ -159,7 +164,7 @@ def _said_at(case: Case, begun: Begun) -> int:
     said = [
         each.us
         for each in case.history.said
-        if each.us <= begun.told.us and queue_limit_of(each.queue_limit) == begun.told.of_queue
+        if each.us <= begun.told.us and each.of_queue == begun.told.of_queue
     ]
     return max(said, default=0)
 
@@ -170,18 +175,16 @@ def _has_stopped(case: Case, one: Delivery, us: int) -> bool:
 
 
 def _followed(case: Case, begun: list[Begun]) -> Iterator[Breach]:
-    """Members follow changes within seconds, and hand out no message of a paused group."""
+    """Members follow changes within seconds."""
     said = case.history.said
     for one, told in begun:
-        if told.is_paused:
-            yield Breach("limited", f"m{one.token} of a paused group at {told.us}", one.token)
         since_us = told.us - _TOLD_US
         heard = [each for each in said if each.us <= told.us]
         last = sum(each.us <= since_us for each in heard)
         heard = heard[max(last - 1, 0) :]
         if case.kept_up(one.process, told.us - _KEPT_US, told.us):
             continue
-        limits: set[QueueLimit] = {queue_limit_of(each.queue_limit) for each in heard}
+        limits = {each.of_queue for each in heard}
         of_group = {limits_of(each.group_limits).of(one.row.group or "") for each in heard}
         is_known = one.row.group is None or told.limit in of_group
         if not is_known or told.of_queue not in limits:

@@ -17,6 +17,7 @@ from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.groups.lane import Group
 from shardq.engine.groups.room import GroupLanes
+from shardq.engine.groups.slow import SlowRates
 from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.handing.care import Care
 from shardq.engine.handing.starts import Starts
@@ -41,6 +42,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.settle import Settler
 from shardq.model import message, settings, times
+from shardq.model.limits import QueueLimit
 from shardq.model.shard import Layout
 from shardq.records.keychanges import KeyChanges
 from shardq.records.keys import MessageKeys
@@ -435,6 +437,12 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a place of a group is taken twice": (
         (Group, "has_place", "len(self.heads) < self.places", "len(self.heads) <= self.places"),
+    ),
+    "a pause of a task is not heeded": (
+        (QueueLimit, "line_of", "if (pause := self.pause_of(row)) is not None:", "if pause := None:"),
+    ),
+    "a token of a slow rate is given to each owner": (
+        (SlowRates, "_adopt", "None if is_none else full_us", "None"),
     ),
     "overlap is not looked at": (
         (ScheduleFiring, "_is_in_the_way", "return overlap == \"skip\"", "return False"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardq.model.message import TASK_HEADER
+
 
 @dataclass(frozen=True)
 class Act:
@@ -28,6 +30,7 @@ class Letter:
     size: int = 10
     name: str | None = None
     key: str | None = None
+    task: str | None = None
     batch: int = 0
     cancel_s: float | None = None
     acts: tuple[Act, ...] = ()
@@ -35,6 +38,11 @@ class Letter:
     @property
     def title(self) -> str:
         return f"m{self.number}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        number = {"number": str(self.number)} if self.number % 7 == 0 else {}
+        return number | ({} if self.task is None else {TASK_HEADER: self.task})
 
 
 @dataclass(frozen=True)

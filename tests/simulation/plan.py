@@ -229,6 +229,7 @@ class _Planner:
                 self.events.append(replace(event, number=len(self.events)))
         if limits is not None:
             letters += self._limited(limits, machines, len(letters))
+            letters = list(map(limits.named, letters))
         self._audits(active_s)
         self._leases(active_s)
         weather, errands, timetable = self._weather(), tuple[Errand, ...](), None

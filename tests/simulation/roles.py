@@ -82,8 +82,8 @@ class Roles(Watch, ABC):
             arguments["group"] = letter.group
         if letter.name is not None:
             arguments["id"] = letter.name
-        if letter.number % 7 == 0:
-            arguments["headers"] = {"number": str(letter.number)}
+        if letter.headers:
+            arguments["headers"] = letter.headers
         return arguments
 
     def _begin_put(

@@ -86,6 +86,7 @@ SOMETIMES = frozenset(
         "row parked",
         "stale receipt",
         "stepper left",
+        "task paused",
         "store out of reach",
         "struck: cut",
         "struck: fail",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
 
 from shardq.model.ids import birth_us
@@ -55,9 +55,9 @@ def purged(case: Case) -> Iterator[Breach]:
 
 
 def paused(case: Case) -> Iterator[Breach]:
-    """A process that knows of a pause hands out nothing until the pause ends."""
+    """A process that knows of a pause hands out nothing that it holds back until it ends."""
     for one in case.history.deliveries:
-        if _is_known(case, one, lambda heard: heard.paused):
+        if _is_known(case, one, methodcaller("pauses", one.row)):
             yield Breach(
                 "paused",
                 f"m{one.token} at {clock_of(case, one.begun_us)} by {one.process}",

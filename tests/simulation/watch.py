@@ -20,7 +20,16 @@ from shardq.model.shard import Layout
 from shardq.records.keyrow import KeyRow
 from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from simulation.case import DEAD, LOOK_US, QUEUE, STEWARD, token_of
-from simulation.history import LATE_WRITER, HandedOut, Heard, History, Recorded, Written, is_tried
+from simulation.history import (
+    LATE_WRITER,
+    HandedOut,
+    Heard,
+    History,
+    Recorded,
+    Written,
+    is_tried,
+    own_limit,
+)
 from simulation.plan import bands_of
 from simulation.runs import Runs, is_run
 
@@ -295,8 +304,8 @@ class Watch:
                 name,
                 token_of(one.row.body),
                 ORDERED if group is None else groups.of(group),
-                QueueLimit() if gate is None else gate._limit,
-                group is not None and groups.pause_of(group) is not None,
+                QueueLimit() if gate is None else own_limit(gate._limit),
+                () if one.gate is None else one.gate._limit.rates,
             )
         )
 

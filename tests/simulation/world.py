@@ -19,6 +19,7 @@ from shardq.clock import SystemClock
 from shardq.engine.reading.lane import SEALED_RUNGS
 from shardq.errors import BadSetting, ClockError, KeyTaken, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
+from shardq.model.limits import AWAY_MS
 from shardq.model.message import Row
 from shardq.stores.tables import MEMBERS
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
@@ -171,6 +172,8 @@ class World(Registrar):
         if length_ms(self.plan.settings) > ISOLATED_MS_MAX:
             simulation.spawn(self._steward, self._write_late, "late")
         longest = max((letter.delay_ms for letter in self.plan.letters), default=0) / 1e3
+        # A message that a pause or a rate holds back may be moved so far.
+        longest += AWAY_MS / 1e3 if self.plan.ending else 0.0
         poisons = sum(letter.acts[:1] == (Act("crash"),) for letter in self.plan.letters)
         poisons *= 1 + sum(event.kind == "redrive" for event in self.plan.events)
         if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_over):
@@ -501,14 +504,14 @@ class World(Registrar):
             self.history.reached.add(_ALTERED[event.kind])
 
     def _hold(self, event: Event) -> None:
-        """Pause the queue, or a group, for a while."""
-        group = event.target or None
-        if self._repeat(partial(self._queue.pause, group=group)):
-            self.history.reached.add("paused" if group is None else "group paused")
+        """Pause the queue, or a part of it, for a while."""
+        part = {event.verb: event.target} if event.verb else {}
+        if self._repeat(partial(self._queue.pause, **part)):
+            self.history.reached.add(f"{event.verb} paused".strip())
         self.simulation.sleep(event.seconds)
-        # A call that has set other limits of groups meanwhile has ended the pause.
+        # A call that has set other limits meanwhile has ended the pause.
         with suppress(BadSetting):
-            self._repeat(partial(self._queue.resume, group=group))
+            self._repeat(partial(self._queue.resume, **part))
 
     def _redrive(self) -> None:
         """Redrive, unless a redrive is under way: redrives are to run one at a time."""
