@@ -378,9 +378,8 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
     if one.kind != "handler" or not taken_us or case.history.written[one.row.id].at_us > taken_us:
         return False
     # Rows that came due after the lease ended did not reach the dead process.
-    history, wall_due_us = case.history, one.row.due_ms * 1_000
     ended_us = case.lease_ended(one.row.shard, taken_us)
-    due_us = history.due_us(wall_due_us, history.written[one.row.id].at_us)
+    due_us = one.row.due_ms * 1_000
     # Messages of a group run one at a time, so only the first one after the take-over may
     # have killed its consumer.
     if one.row.shard.lane >= FIRST_GROUP_LANE and any(
@@ -391,11 +390,10 @@ def _is_for_care(case: Case, one: Delivery) -> bool:
         for other in case.history.deliveries
     ):
         return False
-    shown_us = history.wall_us(taken_us)
     if due_us > min(taken_us, ended_us) - DRIFT_US:
         return False
     rows = sum(
-        written.row.due_ms * 1_000 <= shown_us + DRIFT_US
+        written.row.due_ms * 1_000 <= taken_us + DRIFT_US
         and (written.deleted_us is None or written.deleted_us > taken_us)
         for written in case.on_shard[one.row.shard]
     )
