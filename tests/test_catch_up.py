@@ -37,6 +37,15 @@ def test_rows_just_put_are_read_twice_only_if_their_groups_are_in_order(
     assert (stage._store.counters["rows_read:groups"] > 4_000) == (places == 1)
 
 
+def test_groups_of_several_places_begin_before_their_lane_is_read_to_its_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, groups={"places": 10})
+    queue.put_many({"body": "x", "group": f"g{n % 100}"} for n in range(5_000))
+    for nth in range(1, 1_001):
+        stage.faults.call("read", lambda: stage.clock.advance(0.1), nth=nth)
+    assert len(queue.receive(10)) == 10
+    assert stage._store.counters["rows_read:catch-up"] < 4_000
+
+
 def test_rows_of_many_shards_that_are_leased_at_once_are_reread_by_one_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=8)
     consumer, seen = reading(stage, queue, prefetch=4_000)

@@ -830,6 +830,30 @@ def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(sta
     assert seen.texts == ["late"]
 
 
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_a_claim_keeps_its_place_of_several_under_the_next_owner(
+    stage: Stage, is_extended: bool
+) -> None:
+    queue = stage.connect().queue(
+        "mail", lanes=1, group_lanes=1, minute="1s", offset="1m", groups={"places": 2}
+    )
+    stage.clock.advance(10)
+    late_ms = stage.clock.now_ms()
+    stage.clock.advance(20)
+    queue.put("claimed", group="g")
+    [claimed] = queue.receive(visibility="10s")
+    other = stage.connect().queue("mail")
+    if is_extended:
+        stage.clock.advance(8)
+        assert queue.receive() == []
+        other.extend(claimed, "1m")
+        stage.clock.advance(3)
+    queue.close()
+    for n in range(3):
+        write(stage, queue, late_ms, f"late {n}".encode(), group="g")
+    assert [message.text for message in other.receive(3)] == ["late 0"]
+
+
 def test_no_minute_stays_listed_that_is_emptied_from_behind() -> None:
     with Stage() as stage:
         queue = stage.connect().queue("mail", minute="1s", offset="2s", group_lanes=1)

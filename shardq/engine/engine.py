@@ -515,6 +515,7 @@ class Engine(Part):
         begun = self.outbox.handed_out()
         running = {one.lease.shard for one in begun if not (one.has_ended or one.is_claim)}
         idle = [lease.shard for lease in held if lease.shard not in running]
+        self.groups.drop(shard.lane for shard in idle)
         try:
             self.leases.release(idle)
             self.membership.leave()

@@ -186,6 +186,9 @@ class GroupLanes(Part):
                 )
                 mine.listed = dict(found.get(number, {}))
                 mine.claimed_ms = self._claimed_ms(mine.listed, self._uncount(mine))
+                if not (lease.is_after_lapse or number in former):
+                    # The former owner has listed where its claims are, if it left any.
+                    mine.uncounted_ms = mine.claimed_ms
                 mine.touched = set(mine.listed)
                 for one in [one for one in self._begun if one.row.shard.lane == number]:
                     name = one.row.group or ""
@@ -256,11 +259,9 @@ class GroupLanes(Part):
                     del self._looks[at]
                 # The next owner reads the notes of these lanes.
                 self._notes = {at: n for at, n in self._notes.items() if at.shard.lane != number}
-                if mine is not None and mine.claimed_ms is not None:
-                    self._note_claim(number, mine.claimed_ms)
+                if mine is not None and mine.uncounted_ms is not None:
+                    self._note_claim(number, mine.uncounted_ms)
                 for group in () if mine is None else mine.groups.values():
-                    if group.left and group.after is not None:
-                        self._note_claim(number, group.after[0] + 1)
                     self.note_claims(one.row for one in group.heads)
                     group.left = 0
                     group.heads = dict.fromkeys(group.heads, 0)
@@ -277,7 +278,8 @@ class GroupLanes(Part):
     def note_claims(self, rows: Iterable[Row]) -> None:
         """Let the next owner of a lane read up to these rows before it begins, if they are claims.
 
-        A row of a claim's group may be stored late, and would be read before the claim.
+        A claim has a place of its group. A row of its group may be stored late, and would be read
+        before the claim.
         """
         now_ms = self._clock.now_ms()
         for row in rows:
@@ -527,7 +529,7 @@ class GroupLanes(Part):
             out = set(self._ready.remove(heads.__contains__)) if heads else set()
             touched: list[tuple[GroupLane, str]] = []
             for mine in self._lanes.values():
-                is_claim = False
+                claimed_ms: list[int] = []
                 for name, group in mine.groups.items():
                     taken = group.remove(unwanted)
                     for head in heads.intersection(group.heads):
@@ -536,7 +538,7 @@ class GroupLanes(Part):
                             del group.heads[head]
                             mine.give_back_care(head.row)
                     if taken:
-                        is_claim = is_claim or any(one.row.claim is not None for one in taken)
+                        claimed_ms += [o.row.due_ms for o in taken if o.row.claim is not None]
                         self.note_claims(one.row for one in taken)
                         removed += taken
                         group.after = None
@@ -544,8 +546,9 @@ class GroupLanes(Part):
                             (place_of(head.row) for head in group.heads), default=(-1, b"")
                         )
                         touched.append((mine, name))
-                if is_claim:
-                    self._uncount(mine)
+                if claimed_ms:
+                    mine.uncount(max(mine.uncounted_ms or 0, *claimed_ms))
+                    self.uncounted.add(mine.number)
             offered = [one for mine, name in touched for one in self._offer(mine, (name,))]
         self._ready.add(offered)
         return removed
@@ -713,7 +716,9 @@ class GroupLanes(Part):
         with self._lock:
             for group, head, number in self._heads.long(is_short=self._room() <= 0):
                 if number:
-                    left += group.leave_all(number)
+                    rows = group.leave_all(number)
+                    self.note_claims(one.row for one in rows)
+                    left += rows
                     continue
                 if group.waits:
                     left += group.leave()
