@@ -964,6 +964,19 @@ def test_what_runs_by_a_higher_limit_is_counted_until_it_ends(stage: Stage) -> N
         stage.clock.advance(1)
 
 
+def test_no_share_is_taken_twice_when_the_clock_is_set_between_two_steps() -> None:
+    with Stage(local=True) as stage:
+        first, second = (_shares(stage, name) for name in "ab")
+        first.take(1, used=lambda: 1, wants=1, turn_ms=3_000)
+        assert first.granted.units == 1
+        stage.clock.set(3_600)
+        second.take(1, used=lambda: 0, wants=1, turn_ms=3_000)
+        assert second.granted.units == 0
+        stage.clock.advance(7)
+        second.take(1, used=lambda: 0, wants=1, turn_ms=3_000)
+        assert second.granted.units == 1
+
+
 def test_while_a_queue_waits_for_its_rate_no_thread_looks_for_rows_all_the_time(
     stage: Stage,
 ) -> None:

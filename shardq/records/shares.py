@@ -130,14 +130,14 @@ class Shares:
         self._name = name
         self._member = member
         self._damaged_us: int | None = None
-        self._clock_steps = clock.steps
+        self._clock_steps = 0
         self._doubtful_us: dict[tuple[str, Share], int] = {}
         """Member and share, from before a clock was set -> when it was noted, time since boot."""
         self._has_looked = False
         self._used_us: dict[str, float] = {}
         """Name of a rate -> when its bucket is full again after its use here, time since boot.
         Only rates whose bucket was not full when a share ended."""
-        self._stepped_us = clock.boot_us() if clock.steps else None
+        self._stepped_us: int | None = None
         """When the clock was last found to have been set, time since boot."""
         self.granted = GrantedShare()
 
@@ -176,6 +176,8 @@ class Shares:
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
             nonlocal planned
             seen, planned = values["shares"], None
+            # The clock may have been set since this step of the engine began.
+            self._clock.measure(self._store)
             asked_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
             present = self._read(seen)
             if present is None:
