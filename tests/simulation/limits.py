@@ -109,9 +109,10 @@ def _rates(
 ) -> Iterator[Breach]:
     """In any time T at most rate x T + burst deliveries begin, while the same rates hold.
 
-    A slow rate holds beyond that, because its record outlasts other rates and owners.
+    A slow rate holds beyond that, because its record outlasts other rates and owners. An owner that
+    starts after the clock was set forward reads that record by the new time.
     """
-    full_us: dict[tuple[BeginRate, int], float] = {}
+    full_us: dict[tuple[BeginRate, int], tuple[float, float]] = {}
     former: tuple[tuple[BeginRate, int], ...] = ()
     for each, rates in sorted(begun, key=lambda pair: pair[0].told.us):
         us = each.told.us
@@ -119,15 +120,17 @@ def _rates(
             former, full_us = rates, {one: at for one, at in full_us.items() if is_slow(one[0])}
         for rate, burst in rates:
             every_us = rate.interval_us * _DRIFT
-            at_us = max(full_us.get((rate, burst), 0.0), us)
-            if at_us - us > (burst - 1) * every_us + 1:
+            shown_us = case.history.wall_us(us) if is_slow(rate) else us
+            true_us, wall_us = full_us.get((rate, burst), (us, shown_us))
+            true_us, wall_us = max(true_us, us), max(wall_us, shown_us)
+            if min(true_us - us, wall_us - shown_us) > (burst - 1) * every_us + 1:
                 yield Breach(
                     "limited",
                     f"m{each.one.token} at {clock_of(case, us)} by {each.one.process}: more than "
                     f"{rate} and a burst of {burst} of {what}: {story(case, each.one.token)}",
                     each.one.token,
                 )
-            full_us[rate, burst] = at_us + every_us
+            full_us[rate, burst] = true_us + every_us, wall_us + every_us
 
 
 def _is_forked(case: Case, one: Delivery) -> bool:
