@@ -137,28 +137,110 @@ def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     ]
 
 
-@pytest.mark.parametrize("step", ["find", "move", "write_records schedules"])
-def test_a_run_that_two_members_find_written_late_is_one(
-    stage: Stage, queue: Queue, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def in_steps(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Cassandra, a move writes its new row whether or not the old row still exists."""
+
     def move(moves: Iterable[RowMove], *_: object) -> set[Position]:
-        # As on Cassandra, a move writes its new row whether or not the old row is still there.
         steps.move(stage._store, list(moves), NO_MARKS, NO_TIMES)
         return set()
 
     monkeypatch.setattr(stage._sqlite, "move", move)
+
+
+# Shorter and longer than a minute is open to writes.
+@pytest.mark.parametrize("seconds", [3, 300])
+@pytest.mark.parametrize("step", ["find", "move", "write_records schedules"])
+@pytest.mark.usefixtures("in_steps")
+def test_a_run_that_two_members_find_written_late_is_one(
+    stage: Stage, queue: Queue, step: str, seconds: int
+) -> None:
     queue.every("1h", b"", name="crm", start=at(stage, 10))
     one, other = (ScheduleFiring(stage.connect().queue("mail")._home) for _ in range(2))
     stage.faults.call("insert", lambda: stage.clock.advance(300), after=False)
 
     def fire_too() -> None:
-        stage.clock.advance(3)
+        stage.clock.advance(seconds)
         other.fire(["crm"])
 
     stage.faults.call(step, fire_too, after=False)
     one.fire(["crm"], ahead_ms=10_000)
+    assert Run(stage, queue).drive(10) == ["08:00:10"]
+    assert queue.schedules["crm"].fired == 1
+
+
+@pytest.mark.usefixtures("in_steps")
+def test_runs_that_members_of_different_settings_find_written_late_are_one_each(
+    stage: Stage,
+) -> None:
+    queue, names = stage.connect().queue("mail", lanes=8), [f"crm {n}" for n in range(16)]
+    for name in names:
+        queue.every("1h", b"", name=name, start=at(stage, 10))
+    one = ScheduleFiring(stage.connect().queue("mail")._home)
+    stage.faults.call("insert", lambda: stage.clock.advance(300), after=False)
+
+    def fire_too() -> None:
+        queue.alter(lanes=4)
+        ScheduleFiring(stage.connect().queue("mail")._home).fire(names)
+
+    stage.faults.call("move", fire_too, after=False)
+    one.fire(names, ahead_ms=10_000)
     stage.clock.advance(5)
-    assert len(queue.peek()) == 1
+    assert len(queue.peek(100)) == len(names)
+
+
+@pytest.mark.usefixtures("in_steps")
+def test_a_run_that_was_written_late_is_cancelled_if_its_schedule_changes_as_it_is_moved(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.alter(history="off")
+    queue.every("1h", b"", name="crm", start=at(stage, 10))
+    firing = ScheduleFiring(stage.connect().queue("mail")._home)
+    stage.faults.call("insert", lambda: stage.clock.advance(300), after=False)
+    stage.faults.call("move", lambda: COMMANDS["change"](queue))
+    firing.fire(["crm"], ahead_ms=10_000)
+    runs = Run(stage, queue)
+    assert runs.drive(10) == ["08:00:10"]
+    assert [one.body for one in runs.messages] == [b"other"]
+
+
+def test_a_run_that_is_moved_too_late_is_moved_again_as_the_firing_is_repeated(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("1h", b"", name="crm", start=at(stage, 10))
+    firing = ScheduleFiring(stage.connect().queue("mail")._home)
+    stage.faults.call("insert", lambda: stage.clock.advance(300), after=False)
+    stage.faults.call("move", lambda: stage.clock.advance(300), after=False)
+    firing.fire(["crm"], ahead_ms=10_000)
+    firing.fire(["crm"])
+    [run] = queue.peek()
+    minute, now_ms = run._row.shard.minute, stage.clock.true_ms()
+    assert not queue._home.register.layout.is_late(minute, now_ms)
+    assert queue.schedules["crm"].fired == 1
+
+
+def test_of_runs_that_are_written_late_only_those_of_an_ended_minute_are_moved(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="crm", start=at(stage, 10), missed="all")
+    stage.clock.advance(119.999)
+    firing = ScheduleFiring(stage.connect().queue("mail")._home)
+    # This writes the time as of which the missed runs are put.
+    firing.fire(["crm"])
+    written: dict[str, Position] = {}
+
+    def places() -> dict[str, Position]:
+        return {time_of(one): one._row.position for one in queue.peek(100)}
+
+    def stand_still() -> None:
+        written.update(places())
+        stage.clock.advance(90)
+
+    stage.faults.call("insert", stand_still)
+    firing.fire(["crm"])
+    moved = [time for time, place in places().items() if place != written[time]]
+    assert len(written) > 1
+    assert moved == ["08:00:10"]
 
 
 def test_a_run_of_a_group_that_is_written_again_keeps_its_place(stage: Stage, queue: Queue) -> None:

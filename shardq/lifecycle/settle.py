@@ -146,6 +146,19 @@ class Settler:
             gone = {old for old, new in made.items() if new not in stand}
         return gone, repaired
 
+    def carry_out_all(self, moves: Iterable[Sequence[RowMove]]) -> None:
+        """Move each message that still has a row at one of several places; safe to repeat.
+
+        The moves of a message have the same new row, which is not repaired. All its old rows are
+        deleted, even those not found: a process that stalls may write them later, and on Cassandra
+        a deleted row stays deleted.
+        """
+        asked = list(moves)
+        there = self.still_there(move.old for some in asked for move in some)
+        self._store.move(
+            [move for some in asked if any(one.old in there for one in some) for move in some]
+        )
+
     def carry_out_surely(self, moves: Sequence[RowMove]) -> set[Position]:
         """Do the moves as `carry_out` does, and repeat them if the store fails.
 

@@ -74,7 +74,7 @@ _OVERDUE_MS = 10_000
 _SOON_MS = 1_000
 """A member that has read a record writes the record's jobs within this time."""
 LATE_MS = 60_000
-"""A schedule is overdue if its message should have been there for longer than this."""
+"""A schedule is overdue if its message has been due for longer than this, and was not put."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -228,7 +228,8 @@ class Schedule(ScheduleView):
         """Remove the schedule: once this returns, it never fires again. True if it existed.
 
         Raises:
-            StoreTimeout: It may be removed, and another of its name may have been made since.
+            StoreTimeout: The schedule may be removed, and another process may have made one of the
+                same name since.
         """
         return self._of.remove(self.name)
 

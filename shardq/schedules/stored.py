@@ -77,7 +77,7 @@ class _State(msgspec.Struct, omit_defaults=True):
     since: int | None = None
     spent: tuple[int, int] | None = None
     error: str | None = None
-    late: int | None = None
+    late: tuple[int, ...] = ()
     nonce: str = ""
 
 
@@ -104,8 +104,8 @@ class StoredSchedule(NamedTuple):
         spent: The first and last of the fire times that a clock which was ahead has fired too
             early, and that are not fired again; None: there are none.
         error: The last error of its trigger; None if there is none.
-        late_ms: The time to which each member moves the jobs of the next firing, epoch
-            milliseconds; None: none of them was written too late for readers.
+        late_ms: The times to which members have moved jobs of the next firing that were written too
+            late for readers, epoch milliseconds. Members move them to the last one.
         stored: The state as it was read; a write is refused if the store has another state.
     """
 
@@ -121,7 +121,7 @@ class StoredSchedule(NamedTuple):
     since_ms: int | None = None
     spent: tuple[int, int] | None = None
     error: str | None = None
-    late_ms: int | None = None
+    late_ms: tuple[int, ...] = ()
     stored: str = ""
 
     # As it is stored ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class StoredSchedule(NamedTuple):
         """The same state under another definition, as a new generation."""
         generation = secrets.token_hex(8)
         return self._replace(
-            definition=definition, generation=generation, aim_ms=None, error=None, late_ms=None
+            definition=definition, generation=generation, aim_ms=None, error=None, late_ms=()
         )
 
     @property
@@ -259,6 +259,18 @@ class StoredSchedule(NamedTuple):
         """The record with `aim_ms` set to now, so that missed fire times are fired."""
         return self._replace(aim_ms=now_ms, since_ms=None)
 
+    def moved_to(self, now_ms: int) -> StoredSchedule:
+        """The record by which late jobs of the next firing are moved to now."""
+        return self._replace(late_ms=(*self.late_ms, now_ms))
+
+    def is_moved_late(self, layout: Layout, now_ms: int) -> bool:
+        """True if a job cannot be moved to the last of `late_ms`, because it would be late too."""
+        return not self.late_ms or layout.is_late(self.late_ms[-1] // layout.minute_ms, now_ms)
+
+    def fires_as(self, other: StoredSchedule) -> bool:
+        """True if both are the same record, apart from the times to which late jobs are moved."""
+        return self == other._replace(late_ms=self.late_ms, stored=self.stored)
+
     def fire(self) -> tuple[list[PlannedFiring], StoredSchedule]:
         """The jobs of the next firing, and the record after it.
 
@@ -271,7 +283,7 @@ class StoredSchedule(NamedTuple):
         """
         firings: list[PlannedFiring] = []
         count = FIRES_MAX if self.is_plain else 1
-        made, aim_ms = self._replace(error=None, aim_ms=None, late_ms=None), self.aim_ms
+        made, aim_ms = self._replace(error=None, aim_ms=None, late_ms=()), self.aim_ms
         until_ms = None
         if aim_ms is not None:
             made = made.make_up(firings, aim_ms - MISSED_MS, aim_ms, count)

@@ -128,7 +128,8 @@ class ScheduleTable:
         """Remove a record, even a damaged one; False if there was none, or it had ended.
 
         Raises:
-            StoreTimeout: It may be removed, and another may have been made since.
+            StoreTimeout: The schedule may be removed, and another process may have made one of the
+                same name since.
         """
         partition = self._queue, bucket_of(name)
         while (there := self._store.records(SCHEDULES, partition, [name]).get(name)) is not None:

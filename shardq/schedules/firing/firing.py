@@ -25,7 +25,6 @@ from shardq.errors import (
 )
 from shardq.lifecycle.keyed import KeyedCommands
 from shardq.lifecycle.keyedputs import Asked, KeyedPuts, conflict_of, key_text
-from shardq.lifecycle.planner import lane_after
 from shardq.model import ids
 from shardq.model.message import moved, write_headers
 from shardq.records.ledger import End
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.home import QueueHome
     from shardq.model.message import Row
-    from shardq.model.shard import Position
+    from shardq.model.shard import Layout, Position
     from shardq.schedules.stored import PlannedFiring, StoredSchedule
 
 log = logging.getLogger(__name__)
@@ -166,7 +165,7 @@ class ScheduleFiring:
         """The names of schedules whose next firing already has a job: a member died during it."""
         if self._is_local:
             return set()
-        begun = {one.definition.name for one in records if one.late_ms is not None}
+        begun = {one.definition.name for one in records if one.late_ms}
         names: dict[Position, str] = {}
         for record in records:
             if record.is_plain:
@@ -234,11 +233,12 @@ class ScheduleFiring:
     def _write(self, fired: Sequence[_Fired], when: dict[str, int | None]) -> None:
         """Write jobs and records; notes when to look at each schedule again."""
         ledger, planned = self._home.settler.ledger, [row for one in fired for row in one.rows]
+        sent_ms = self._clock.now_ms()
         if not self._is_local:
             self._home.store.insert(planned)
             ledger.enter(planned)
             self._point_to_late([row for row in planned if row.group is not None])
-            fired = self._in_time(fired)
+            fired = self._move_late(fired)
         refused = self._stored.write(
             [
                 ScheduleWrite(
@@ -253,63 +253,54 @@ class ScheduleFiring:
         if rows := [row for one in done for row in one.rows]:
             if self._is_local:
                 ledger.enter(rows)
-            self._count(rows)
+            self._count(rows, sent_ms)
         if refused and not self._is_local:
             self._take_back([one for one in fired if one.name in refused])
 
-    def _in_time(self, fired: Sequence[_Fired]) -> list[_Fired]:
-        """Move jobs that were written too late for readers; returns the firings to record.
+    def _move_late(self, fired: Sequence[_Fired]) -> list[_Fired]:
+        """Move jobs that were written too late for their readers; returns the firings to record.
 
-        The record first holds the time to which they are moved. So each member that moves them
-        writes the very same rows.
+        The record stores the time before the move, so all members write the same rows. If it is too
+        late for readers of that minute as well, a member adds a later time, and jobs are moved
+        there from all their earlier places. A firing whose move took so long is repeated instead of
+        recorded.
         """
         layout, now_ms = self._register.layout, self._clock.now_ms()
-        late = {
-            one.name: one
-            for one in fired
-            if any(
-                row.group is None and layout.is_late(row.shard.minute, now_ms) for row in one.rows
-            )
-        }
+        late: dict[str, list[Row]] = {}
+        for one in fired:
+            for row in one.rows:
+                if row.group is None and layout.is_late(row.shard.minute, now_ms):
+                    late.setdefault(one.name, []).append(row)
         if not late:
             return list(fired)
         self._stored.write(
             [
-                ScheduleWrite(name, one.before, one.before._replace(late_ms=now_ms))
-                for name, one in late.items()
-                if one.before.late_ms is None
+                ScheduleWrite(one.name, one.before, one.before.moved_to(now_ms))
+                for one in fired
+                if one.name in late and one.before.is_moved_late(layout, now_ms)
             ]
         )
         found = self._stored.read(list(late), {})
-        for name, one in late.items():
-            now, before = found.get(name), one.before
-            late_ms = None if now is None else now.late_ms
-            as_read = before._replace(late_ms=late_ms, stored="" if now is None else now.stored)
-            if late_ms is not None and now == as_read:
-                late[name] = one._replace(before=as_read)
-                self._home.settler.carry_out(self._moves(one.rows, before.generation, late_ms))
-            else:
-                # Others have fired, changed or removed it.
-                self._home.settler.repair(one.rows)
-        return [late.get(one.name, one) for one in fired]
-
-    def _moves(self, rows: Sequence[Row], generation: str, late_ms: int) -> list[RowMove]:
-        """The moves of jobs to a time, the same in each repeat."""
-        layout = self._register.layout
+        made: dict[str, _Fired] = {}
+        moves: list[list[RowMove]] = []
+        for one in fired:
+            now = found.get(one.name)
+            # Otherwise other members have fired the schedule, or a command has changed or removed
+            # it. Then the store refuses the record of this firing.
+            if one.name in late and now is not None and now.fires_as(one.before):
+                places = {row: _places(row, now, layout) for row in late[one.name]}
+                rows = tuple(places.get(row, [row])[-1] for row in one.rows)
+                made[one.name] = one._replace(before=now, rows=rows)
+                moves += [
+                    [RowMove(place.position, new) for place in earlier]
+                    for *earlier, new in places.values()
+                ]
+        self._home.settler.carry_out_all(moves)
+        now_ms = self._clock.now_ms()
         return [
-            RowMove(
-                row.position,
-                moved(
-                    row,
-                    layout.shard(late_ms, lane_after(layout, row)),
-                    late_ms,
-                    ids.named(late_ms * 1_000, f"{layout.queue}/{generation}/{row.name}"),
-                    attempt=row.attempt,
-                    claim=None,
-                    since_ms=row.since_ms,
-                ),
-            )
-            for row in rows
+            made.get(one.name, one)
+            for one in fired
+            if one.name not in made or not made[one.name].before.is_moved_late(layout, now_ms)
         ]
 
     def _take_back(self, refused: Sequence[_Fired]) -> None:
@@ -332,10 +323,10 @@ class ScheduleFiring:
         self._home.settler.repair([row for row in rows if row.group is None])
         self._point_to_late([row for row in rows if row.group is not None])
 
-    def _count(self, rows: Sequence[Row]) -> None:
-        """Count jobs, and let polls find those that were written late."""
+    def _count(self, rows: Sequence[Row], sent_ms: int) -> None:
+        """Count jobs, and let polls find those whose write began late."""
         self._home.stats.add(put=len(rows))
-        self._to_now(rows)
+        self._to_now(rows, sent_ms)
         self._announce(rows)
 
     def _announce(self, rows: Sequence[Row]) -> None:
@@ -361,10 +352,13 @@ class ScheduleFiring:
             ]
         )
 
-    def _to_now(self, rows: Sequence[Row]) -> None:
-        """Move rows that were written late to now, without those of groups."""
+    def _to_now(self, rows: Sequence[Row], sent_ms: int) -> None:
+        """Move rows whose write began late to now, without those of groups.
+
+        If the write began in time and took long, consumers may have the row in memory.
+        """
         settler = self._home.settler
-        late = [row for row in rows if row.due_ms < self._clock.now_ms() - _SWEPT_MS]
+        late = [row for row in rows if row.due_ms < sent_ms - _SWEPT_MS]
         share = settler.planner.share
         settler.carry_out(
             [share(row, row.shard.lane, after_ms=0) for row in late if row.group is None]
@@ -435,12 +429,13 @@ class ScheduleFiring:
             conflict_of(job.on_conflict, None, is_timed=True),
             is_fixed=True,
         )
+        sent_ms = self._clock.now_ms()
         self._puts.put([asked])
         if asked.found is None:
             return
         if asked.is_new:
             self._enter([asked.found])
-            self._count([asked.found])
+            self._count([asked.found], sent_ms)
         elif asked.has_replaced:
             self._home.stats.add(replaced=1)
             self._announce([asked.found])
@@ -456,3 +451,23 @@ class ScheduleFiring:
 def _kept(after: StoredSchedule) -> StoredSchedule | None:
     """The record to keep; None: it has ended, and no code has declared it."""
     return None if after.has_ended and not after.definition.revision else after
+
+
+def _places(row: Row, record: StoredSchedule, layout: Layout) -> list[Row]:
+    """A job's row, and the rows of the times to which it was moved: the same in each repeat."""
+    name = f"{layout.queue}/{record.generation}/{row.name}"
+    return [
+        row,
+        *(
+            moved(
+                row,
+                layout.shard(late_ms, row.shard.lane),
+                late_ms,
+                ids.named(late_ms * 1_000, name),
+                attempt=row.attempt,
+                claim=None,
+                since_ms=row.since_ms,
+            )
+            for late_ms in record.late_ms
+        ),
+    ]
