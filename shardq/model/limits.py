@@ -747,7 +747,7 @@ class SlowBucket(Bucket):
     Attributes:
         record: The record, as it was last read or written; None: there is none.
         is_read: True if the record was read, and no write of it has an unknown outcome.
-        is_known: False if all tokens are there unless a record says otherwise.
+        is_known: True once a missing record no longer means a full bucket.
         granted_us: A token may be taken until this time since boot; 0: none is granted.
     """
 
@@ -814,7 +814,10 @@ class SlowBucket(Bucket):
 
 
 def rate_name(rate: BeginRate, burst: int) -> str:
-    """The name of a rate and its burst in a record: a record says nothing of changed rates."""
+    """The name of a rate and its burst in a record.
+
+    A changed rate has another name, so older records do not apply to it.
+    """
     return f"{rate} {burst}"
 
 

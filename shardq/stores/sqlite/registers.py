@@ -27,7 +27,8 @@ _VOID_EVERY_US = 60_000_000
 _VOID_A_NOTE = 10
 """Expired rows deleted with each note: with one, they might pile up; with many, writers wait."""
 _SWEPT_MINUTES = 512
-"""The last sweep of a sealed shard is after 256 minutes. After 512 an empty one is not leased."""
+"""The last sweep of a sealed shard is after 256 minutes. After 512 minutes a shard without rows is
+not leased."""
 
 IN_FORCE = """\
 CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
@@ -39,7 +40,7 @@ DELETE FROM leases
 WHERE queue = :queue AND lane = :lane AND minute BETWEEN 0 AND :minute - 1 AND NOT ({IN_FORCE})
 AND NOT EXISTS (SELECT 1 FROM messages WHERE messages.queue = leases.queue
 AND messages.minute = leases.minute AND messages.lane = leases.lane)"""
-"""A shard behind the seal may have rows, of which its last holder may have died."""
+"""Keep the lease row of a shard with rows: its holder may have died of one."""
 _LAPSES = {
     Lapse.NEVER: ((), ""),
     Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),
