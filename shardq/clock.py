@@ -7,7 +7,7 @@
  wall clock ── read at a measurement only, to tell how wrong it is
 
  local store: now = wall clock ── compared with time since boot at every step and put
-                                  └─ over 0.5 s apart: the clock was set, `steps` counts it
+                                  └─ over 0.5 s apart: the clock was set, `steps` records it
 ```
 
 With a local store the machine's clock is the only time: a person or a time service that sets it
@@ -23,13 +23,14 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shardq import locks
 from shardq.errors import BadSetting, ClockError, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardq.errors import StoreError
 
@@ -38,13 +39,14 @@ log = logging.getLogger(__name__)
 OFFSET_VARIABLE = "SHARDQ_CLOCK_OFFSET"
 CORRECTION_VARIABLE = "SHARDQ_CLOCK_CORRECTION"
 
-_MEASURE_EVERY_US = 60_000_000
+MEASURE_EVERY_US: Final = 60_000_000
 _ROUND_TRIPS = 8
 _STEP_US = 1_000_000
 """A larger error is corrected at once, a smaller one evenly over `_SLEW_US`."""
 _SLEW_US = 10_000_000
-_SET_US = 500_000
+SET_US: Final = 500_000
 """A local clock that has left time since boot by more than this was set; less does no harm."""
+_STEPS_MAX = 100
 _PROMPT_US = 50_000
 """Readings that took longer than this cannot be compared: the process stood still between them."""
 
@@ -96,11 +98,21 @@ class Clock(Protocol):
         """Wall clock less reference at the last measurement."""
 
     @property
-    def steps(self) -> int:
-        """How often this machine's clock was set by over 0.5 s, as `measure` has noticed.
+    def steps(self) -> Sequence[tuple[int, int]]:
+        """The last steps of now, oldest first: when `measure` noticed it, and how far forward.
 
-        At each step `now_us` jumps forward or back. Always 0 if nodes are asked for the time.
+        Time since boot and microseconds; below 0 it went back. The clock of the machine was set by
+        over 0.5 s; or that of the nodes, if they are asked.
         """
+
+
+def forward_us(clock: Clock, within_us: float) -> int:
+    """The most by which now was stepped forward since any time in the last `within_us`.
+
+    Steps of a minute before count too: other processes notice a step of the nodes that much later.
+    """
+    since_us = clock.boot_us() - within_us - MEASURE_EVERY_US
+    return max(accumulate((by for at, by in reversed(clock.steps) if at > since_us), initial=0))
 
 
 def machine_us() -> int:
@@ -178,6 +190,9 @@ class SystemClock:
         shift_us: Added to the wall clock, to simulate a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by
             default.
         corrected: False takes the wall clock as it is; `SHARDQ_CLOCK_CORRECTION=off` by default.
+
+    Attributes:
+        steps: The last steps of now, as `Clock.steps`.
     """
 
     def __init__(self, shift_us: int | None = None, *, corrected: bool | None = None) -> None:
@@ -192,17 +207,12 @@ class SystemClock:
         self._local_us: int | None = None
         """How far a local store's now is ahead of the machine's clock; None: nodes are asked."""
         self._machine_base_us = 0
-        self._steps = 0
+        self.steps: tuple[tuple[int, int], ...] = ()
 
     @property
     def deviation_us(self) -> int:
         """Wall clock less reference at the last measurement."""
         return self._deviation_us
-
-    @property
-    def steps(self) -> int:
-        """How often this machine's clock was set by over 0.5 s, as `measure` has noticed."""
-        return self._steps
 
     def now_us(self) -> int:
         """Corrected epoch microseconds, UTC."""
@@ -245,7 +255,7 @@ class SystemClock:
             return
         with self._lock:
             last = self._measured_us
-            if last is not None and _boot_us() - last < _MEASURE_EVERY_US:
+            if last is not None and _boot_us() - last < MEASURE_EVERY_US:
                 return
             self._measured_us = _boot_us()
         bases = self._bases(reference)
@@ -277,25 +287,28 @@ class SystemClock:
     def _compare(self) -> None:
         """Notice if the machine's clock was set since the last comparison."""
         base = machine_us() - _boot_us()
-        if self._local_us is not None and abs(base - self._machine_base_us) <= _SET_US:
+        if self._local_us is not None and abs(base - self._machine_base_us) <= SET_US:
             return
         # No lock is taken, because a signal's handler that puts would wait for it. If two threads
-        # notice a step, both may count it, and callers react to it twice.
+        # notice a step, both may record it, and callers react to it twice.
         before = _boot_us()
         base = machine_us() - before
         by_us = base - self._machine_base_us
         if self._local_us is None:
             self._machine_base_us, self._deviation_us = base, self._shift_us
             self._local_us = 0 if self._corrected else self._shift_us
-        elif _boot_us() - before <= _PROMPT_US and abs(by_us) > _SET_US:
+        elif _boot_us() - before <= _PROMPT_US and abs(by_us) > SET_US:
             # Else the process stood still between the readings, and the next call compares again.
             self._machine_base_us = base
-            self._steps += 1
+            self._note(before, by_us)
             log.warning(
                 "this machine's clock was set %s by %.1fs",
                 "back" if by_us < 0 else "forward",
                 abs(by_us) / 1e6,
             )
+
+    def _note(self, at_us: int, by_us: int) -> None:
+        self.steps = (*self.steps, (at_us, by_us))[-_STEPS_MAX:]
 
     def _wall_us(self) -> int:
         return machine_us() + self._shift_us
@@ -307,6 +320,7 @@ class SystemClock:
             if first or abs(error) > _STEP_US:
                 if not first:
                     log.warning("the clock was stepped by %+.3f s", error / 1e6)
+                    self._note(boot, error)
                 self._line = _Line(base_us)
             else:
                 self._line = _Line(current, error, boot)

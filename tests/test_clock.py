@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardq import clock
-from shardq.clock import SystemClock
+from shardq.clock import SystemClock, forward_us
 from shardq.errors import BadSetting, ClockError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def test_a_large_error_is_stepped_at_once_and_logged(
         mine.measure(nodes)
     assert mine.now_us() == machine.true_us + 5_000_000
     assert "stepped by +5.000 s" in caplog.text
+    assert [by for _, by in mine.steps] == [5_000_000]
 
 
 def test_with_the_correction_off_the_wall_clock_is_taken_and_its_error_still_told(
@@ -266,11 +267,11 @@ def test_on_a_local_store_now_is_the_wall_clock_and_a_step_is_counted_once(
     machine.wrong_us = by_us
     assert mine.now_us() == WALL_US + by_us
     assert mine.now_ms() == (WALL_US + by_us) // 1_000
-    assert mine.steps == 0
+    assert not mine.steps
     for _ in range(3):
         machine.pass_us(5_000_000)
         mine.measure(store)
-        assert mine.steps == 1
+        assert [by for _, by in mine.steps] == [by_us]
     assert "clock was set" in caplog.text
     assert mine.deviation_us == 0
     assert store.asked == 0
@@ -282,10 +283,25 @@ def test_a_clock_that_is_set_by_little_is_no_step_until_it_adds_up(machine: Mach
     for count in range(1, 8):
         machine.wrong_us = -100_000 * count
         mine.measure(store)
-        assert mine.steps == (count >= 6)
+        assert len(mine.steps) == (count >= 6)
     machine.wrong_us -= 100_000
     mine.measure(store)
-    assert mine.steps == 1
+    assert [by for _, by in mine.steps] == [-600_000]
+
+
+def test_what_was_set_forward_counts_less_what_was_set_back_until_it_is_long_past(
+    machine: Machine,
+) -> None:
+    mine, store = SystemClock(), local(machine)
+    mine.measure(store)
+    for wrong_s, forward_s in ((100, 100), (-100, 0), (50, 150), (20, 120), (80, 180)):
+        machine.wrong_us = wrong_s * 1_000_000
+        mine.measure(store)
+        assert forward_us(mine, 600_000_000) == forward_s * 1_000_000
+        machine.pass_us(100_000_000)
+    assert forward_us(mine, 200_000_000) == 60_000_000
+    machine.pass_us(600_000_000)
+    assert forward_us(mine, 200_000_000) == 0
 
 
 def test_a_process_that_stands_still_between_two_readings_sees_no_step(
@@ -305,7 +321,7 @@ def test_a_process_that_stands_still_between_two_readings_sees_no_step(
     monkeypatch.undo()
     monkeypatch.setattr(clock, "time", machine)
     mine.measure(store)
-    assert mine.steps == 0
+    assert not mine.steps
 
 
 def test_a_clock_that_is_played_wrong_is_put_right_on_a_local_store(machine: Machine) -> None:

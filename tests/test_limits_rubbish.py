@@ -10,8 +10,9 @@ from worlds import on_each_store
 
 from shardq import Consumer, Message
 from shardq.errors import BadSetting
+from shardq.records.shares import Shares
 from shardq.stores.tables import LIMITS, Change
-from shardq.testing import Recorder, Stage
+from shardq.testing import ManualClock, Recorder, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,6 +165,81 @@ def test_a_member_takes_no_token_of_a_slow_rate_twice_when_the_clock_is_set_forw
         stage.drive(first, seconds=130)
         assert 3 <= len(begun_us) <= 4
         assert most_within(begun_us, 60_000_000) == 1
+
+
+def test_a_receiver_after_rest_takes_no_token_twice_when_the_clock_was_set_forward() -> None:
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail", groups={"rate": "1/h"})
+        put(queue, "a", 5)
+        queue.ack(*queue.receive(wait="1s"))
+        stage.clock.set(1_800)
+        for seconds in (2_700, 880):
+            assert queue.receive(wait="1s") == []
+            queue.close()
+            stage.clock.advance(seconds)
+        assert len(queue.receive(wait="90s")) == 1
+
+
+def test_a_group_waits_for_a_full_bucket_at_most_after_the_clock_was_set_forward() -> None:
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail", groups={"rate": "6/m"})
+        put(queue, "a", 20)
+        seen = Recorder(stage.clock)
+        consumer = Consumer(queue, seen)
+        stage.clock.set(7_200)
+        stage.drive(consumer, seconds=25)
+        count = len(seen.texts)
+        assert count
+        stage.faults.fail("write_records limits", applied=True)
+        stage.drive(consumer, seconds=100)
+        assert len(seen.texts) > count
+
+
+def test_after_a_rest_the_burst_is_there_though_the_clock_was_set_once() -> None:
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail", limits={"rate": "3/h", "burst": 3})
+        stage.clock.set(600)
+        assert queue.receive(wait="1s") == []
+        queue.close()
+        stage.clock.advance(86_400)
+        put(queue, None, 5)
+        assert len(queue.receive(5, wait="5s")) == 3
+
+
+def test_a_share_is_in_use_though_its_member_finds_later_that_the_nodes_were_set_forward(
+    stage: Stage,
+) -> None:
+    behind = stage.connect(shift=-60, corrected=False).queue("mail")._home
+    here = stage.connect(shift=-60, corrected=False).queue("mail")._home
+    late, mine = (
+        Shares(one.store, one.clock, one.register, "running", member=name)
+        for one, name in ((behind, "a"), (here, "b"))
+    )
+    late.take(1, used=lambda: 1, wants=1, turn_ms=3_000)
+    assert isinstance(here.clock, ManualClock)
+    here.clock.shift_us = 0
+    for _ in range(30):
+        late.take(1, used=lambda: 1, wants=1, turn_ms=3_000)
+        mine.take(1, used=lambda: 0, wants=1, turn_ms=3_000)
+        assert mine.granted.units == 0
+        stage.clock.advance(1)
+    stage.clock.advance(6)
+    for _ in range(8):
+        mine.take(1, used=lambda: 0, wants=1, turn_ms=3_000)
+        stage.clock.advance(1)
+    assert mine.granted.units == 1
+
+
+def test_what_is_put_after_the_clocks_of_nodes_were_set_back_stays_behind_earlier_ones(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=1)
+    first = queue.put("first", delay="1h")
+    stage.clock.set(-600)
+    stage.drive(consumer, seconds=70)
+    assert queue.put("second", delay="1h").id > first.id
 
 
 @pytest.mark.parametrize("by", [3_600, -3_600])

@@ -108,7 +108,7 @@ def test_the_clock_of_a_local_stage_is_set_for_all_and_time_since_boot_goes_on()
             clock.measure(stage._store)
             assert clock.now_us() == stage.clock.true_us() == begun_us - 599_000_000
             assert clock.boot_us() == boot_us + 1_000_000
-            assert clock.steps == 1
+            assert [by for _, by in clock.steps] == [-600_000_000]
 
 
 def test_a_later_stage_begins_after_all_row_ids_of_earlier_ones() -> None:

@@ -261,7 +261,7 @@ class Engine(Part):
         from the ends of their seals if these are earlier.
         """
         self._clock.measure(self._store)
-        if self._clock.steps == self._clock_steps:
+        if not self._store.is_local or self._clock.steps == self._clock_steps:
             return
         row_ids.turn_back(self._clock.now_us())
         # Read the settings before any row is made by the new clock: if it was set back, the row may

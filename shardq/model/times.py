@@ -26,6 +26,8 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 KEPT_MS_MAX = 5 * 365 * 86_400_000
 """The longest time to live of a stored value, five years: before release 5 no Cassandra takes one
 that ends after 2038."""
+KEPT_MS_MIN = 3_600_000
+"""The shortest time to live of a record, an hour: it is kept so much longer than it is useful."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
@@ -58,6 +60,11 @@ _END_OF_DAY = re.compile(r"(?<=[T ])24(?=(?::?00){0,2}(?:[.,]0+)?(?:[Z+-]|\Z))",
 def is_epoch_ms(value: object) -> bool:
     """True if a stored value is a time as shardq stores times: whole milliseconds, to 9999."""
     return type(value) is int and 0 <= value <= LATEST_MS
+
+
+def kept_ms(useful_ms: int) -> int:
+    """How long a record useful for `useful_ms` is kept: an hour longer, five years at most."""
+    return min(max(useful_ms, 0) + KEPT_MS_MIN, KEPT_MS_MAX)
 
 
 def duration_ms(value: Duration, *, name: str = "duration") -> int:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from shardq import locks
 from shardq.errors import StoreUnavailable
 from shardq.model.limits import queue_limit_of
-from shardq.records.exchange import exchange, kept_ms
+from shardq.model.times import kept_ms
+from shardq.records.exchange import exchange
 from shardq.stores.tables import LIMITS, Change
 
 if TYPE_CHECKING:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from shardq.model.times import KEPT_MS_MAX
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.stores.store import Store
     from shardq.stores.tables import Change, Place, Table
-
-_KEPT_MS: Final = 3_600_000
 
 
 def exchange(
@@ -47,8 +43,3 @@ def exchange(
         if not seen:
             return True
     return False
-
-
-def kept_ms(useful_ms: int) -> int:
-    """How long a record useful for `useful_ms` is kept: an hour longer, five years at most."""
-    return min(max(useful_ms, 0) + _KEPT_MS, KEPT_MS_MAX)

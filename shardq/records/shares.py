@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from shardq.clock import forward_us
 from shardq.errors import shown
 from shardq.model.limits import rate_name
 from shardq.records.exchange import exchange
@@ -78,7 +79,7 @@ class GrantedShare(NamedTuple):
 
 _Rates: TypeAlias = "tuple[tuple[BeginRate, int], ...]"
 _RATE = "rate "
-"""Begins the name of an entry that is no member's, before `rate_name`."""
+"""Prefix of the entries that belong to rates, not to members."""
 
 
 _decoder = msgspec.json.Decoder(dict[str, Share])
@@ -130,15 +131,12 @@ class Shares:
         self._name = name
         self._member = member
         self._damaged_us: int | None = None
-        self._clock_steps = 0
         self._doubtful_us: dict[tuple[str, Share], int] = {}
         """Member and share, from before a clock was set -> when it was noted, time since boot."""
         self._has_looked = False
         self._used_us: dict[str, float] = {}
         """Name of a rate -> when its bucket is full again after its use here, time since boot.
         Only rates whose bucket was not full when a share ended."""
-        self._stepped_us: int | None = None
-        """When the clock was last found to have been set, time since boot."""
         self.granted = GrantedShare()
 
     def take(
@@ -266,11 +264,10 @@ class Shares:
         """When the tokens of each rate are all there for this member, time since boot."""
         now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
         for at_ms, (rate, burst) in zip(full.values(), rates, strict=True):
-            at_us = now_us + 1_000 * (at_ms + _SKEW_MS - now_ms)
-            if self._stepped_us is not None:
-                # The times of the record may be by another clock.
-                at_us = max(at_us, self._stepped_us + round(burst * rate.interval_us))
-            yield at_us
+            fill_us = math.ceil(burst * rate.interval_us)
+            # The time may be by the clock before it was set forward.
+            left_us = 1_000 * (at_ms - now_ms) + forward_us(self._clock, fill_us)
+            yield now_us + min(left_us, fill_us) + 1_000 * _SKEW_MS
 
     def _lasts(self, before: Share, mine: Share, now_ms: int) -> bool:
         """True if a share need not be written again yet."""
@@ -281,9 +278,7 @@ class Shares:
     def _note_doubtful(self, present: Mapping[str, Share], now_ms: int) -> None:
         """Note since when shares are known whose ends were written before a clock was set."""
         now_us, latest_ms = self._clock.boot_us(), now_ms + SHARE_MS + _SKEW_MS
-        is_set, self._clock_steps = self._clock.steps != self._clock_steps, self._clock.steps
-        if is_set:
-            self._stepped_us = now_us
+        is_set = forward_us(self._clock, 1_000 * (SHARE_MS + _SKEW_MS)) > 0
         self._doubtful_us = {
             one: self._doubtful_us.get(one, now_us)
             for one in present.items()

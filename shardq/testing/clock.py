@@ -6,6 +6,7 @@ import statistics
 import threading
 from typing import TYPE_CHECKING
 
+from shardq.clock import MEASURE_EVERY_US, SET_US
 from shardq.errors import ClockError
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.times import offset
@@ -20,9 +21,6 @@ START_US = 1_800_000_000_000_000
 """15 January 2027, 08:00 UTC: the first moment of the first stage."""
 
 _HOUR_US = 3_600_000_000
-_MEASURE_EVERY_US = 60_000_000
-_SET_US = 500_000
-"""The values of `shardq.clock`."""
 _GLANCE_S = 0.02
 """How long a thread really waits before it checks the hands again, in case it misses a notice."""
 
@@ -57,6 +55,8 @@ class ManualClock:
             it lasts until another thread has moved them.
 
     Attributes:
+        steps: The last steps of now: when `measure` noticed it, time since boot, and how far
+            forward, microseconds.
         shift_us: The error of this process's wall clock.
         slept: The seconds of each sleep and wait; None for an endless one.
     """
@@ -69,8 +69,8 @@ class ManualClock:
         self._correction_us = 0
         self._deviation_us = 0
         self._measured_us: int | None = None
-        self._seen_set_us: int | None = None
-        self._steps = 0
+        self._seen_us: int | None = None
+        self.steps: tuple[tuple[int, int], ...] = ()
         self.shift_us = 0
         self.slept: list[float | None] = []
 
@@ -95,7 +95,7 @@ class ManualClock:
         """Set the clock of the machine forward, or back if below 0, as people and NTP do.
 
         Time since boot continues. All clocks of this world show the new time at once; those on a
-        local store (`Stage(local=True)`) count it as a step.
+        local store (`Stage(local=True)`) react to it.
         """
         self._hands.advance(0, round(seconds * 1e6))
 
@@ -111,11 +111,6 @@ class ManualClock:
     def deviation_us(self) -> int:
         """Wall clock less reference at the last measurement."""
         return self._deviation_us
-
-    @property
-    def steps(self) -> int:
-        """How often the machine's clock was set by over 0.5 s, as noticed by `measure`."""
-        return self._steps
 
     def now_us(self) -> int:
         """Corrected epoch microseconds."""
@@ -159,24 +154,22 @@ class ManualClock:
     def measure(self, reference: Reference) -> None:
         """Measure the error against the median of the nodes, if a minute has passed.
 
-        On a local store the machine's clock is right: compare it with the time since boot.
+        On a local store the machine's clock is right. Note it if now was stepped.
         """
         boot = self.boot_us()
         if reference.is_local:
-            set_us, seen_us = self._hands.set_us, self._seen_set_us
-            if seen_us is None or abs(set_us - seen_us) > _SET_US:
-                self._seen_set_us = set_us
-                self._steps += seen_us is not None
             self._deviation_us = self.shift_us
-            self._correction_us = self.shift_us if self._corrected else 0
-            return
-        if self._measured_us is not None and boot - self._measured_us < _MEASURE_EVERY_US:
-            return
-        self._measured_us = boot
-        true_us = statistics.median(ask_us() for ask_us in reference.clocks().values())
-        self._deviation_us = round(self.true_us() + self.shift_us - true_us)
-        if self._corrected:
-            self._correction_us = self._deviation_us
+        elif self._measured_us is None or boot - self._measured_us >= MEASURE_EVERY_US:
+            self._measured_us = boot
+            true_us = statistics.median(ask_us() for ask_us in reference.clocks().values())
+            self._deviation_us = round(self.true_us() + self.shift_us - true_us)
+        self._correction_us = self._deviation_us if self._corrected else 0
+        ahead_us = self._hands.set_us + self.shift_us - self._correction_us
+        if self._seen_us is None:
+            self._seen_us = ahead_us
+        elif abs(by_us := ahead_us - self._seen_us) > SET_US:
+            self._seen_us = ahead_us
+            self.steps = (*self.steps, (boot, by_us))
 
     def check(self, offset_ms: int) -> None:
         """Raise `ClockError` if the wall clock is wrong by more than a queue's offset."""

@@ -131,7 +131,7 @@ MUTANTS: dict[str, Edits] = {
         (MemberLeases, "renew", "if shard not in kept]", "if shard not in kept and not self.is_valid(self._held[shard])]"),
     ),
     "a clock that is set is not noticed": (
-        (SystemClock, "_compare", "self._steps += 1", "pass"),
+        (SystemClock, "_compare", "self._note(before, by_us)", "pass"),
     ),
     "nobody looks behind the seals of a clock that was ahead": (
         (Sweeper, "look_behind_seals", "now_us = until_us = self._clock.boot_us()", "return"),

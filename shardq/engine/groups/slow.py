@@ -7,7 +7,8 @@
 
 A bucket in memory is empty when its lane gets another owner. At one delivery in an hour that would
 cost an hour, so the record keeps the time at which all tokens are there again. It is a time of the
-wall clock: after the clock was set forward, records count as written before that.
+wall clock. After the clock was set forward, a record is read as if written before, so its tokens
+come later by that much.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from shardq.clock import forward_us
 from shardq.engine.members.part import Part
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.records.exchange import exchange, kept_ms
+from shardq.model.times import KEPT_MS_MIN, kept_ms
+from shardq.records.exchange import exchange
 from shardq.stores.store import NEVER
 from shardq.stores.tables import LIMITS, Change
 
@@ -38,8 +41,6 @@ _SKEW_US: Final = 1_000_000
 _GRANT_PART = 10
 """A granted token is to be taken within this part of the time to the next one."""
 _GRANT_US_MAX: Final = 60_000_000
-_SET_US: Final = 500_000
-"""A clock that has left time since boot by more than this was set."""
 _decoder = msgspec.json.Decoder(dict[str, int])
 
 
@@ -58,14 +59,9 @@ class SlowRates(Part):
         super().__init__(member)
         self.next_ms = NEVER
         """When the next token of a waiting head is there, epoch milliseconds."""
-        self._ahead_us = self._clock.now_us() - self._clock.boot_us()
-        """How far now was ahead of time since boot when it was last compared."""
-        self._forward_us = self._set_us = 0
-        """By how much the clock was set forward in all, and when last, time since boot."""
 
     def waiting(self, lanes: Iterable[GroupLane]) -> list[_Awaiting]:
         """Return the groups whose heads wait for a token that is not granted, and may be there."""
-        self._follow_clock()
         now_us = self._clock.boot_us()
         mine = [one for one in lanes if self._leases.is_valid(one.lease)]
         found = [
@@ -140,30 +136,24 @@ class SlowRates(Part):
 
     def _adopt(self, bucket: SlowBucket, text: str | None) -> None:
         """Let tokens be there by a record; a rate that it does not know begins without tokens."""
-        self._follow_clock()
+        # The clock may have been set since this step of the engine began.
+        self._clock.measure(self._store)
         now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-        late_us = _SKEW_US
-        if now_us < self._set_us + bucket.filling_us + _GRANT_US_MAX:
-            late_us += self._forward_us
+        most_us = bucket.filling_us + _GRANT_US_MAX + _SKEW_US
+        late_us = _SKEW_US + forward_us(self._clock, most_us)
         try:
             known = {} if text is None else _decoder.decode(text)
         except msgspec.DecodeError:
             known = {}
         full_us = {
-            name: now_us + 1_000 * (at_ms - now_ms) + late_us for name, at_ms in known.items()
+            name: now_us + min(1_000 * (at_ms - now_ms) + late_us, most_us)
+            for name, at_ms in known.items()
         }
-        # The clock may have passed the end of a record that was kept for its time and an hour.
-        is_none = text is None and late_us < 1_000 * kept_ms(0)
+        # A record expires an hour after its bucket is full; a jump of an hour or more may have
+        # expired it too early.
+        is_none = text is None and late_us < 1_000 * KEPT_MS_MIN
         bucket.adopt(None if is_none else full_us)
         bucket.record = text
-
-    def _follow_clock(self) -> None:
-        """Note by how much the clock was set forward since the last call."""
-        now_us = self._clock.boot_us()
-        ahead_us = self._clock.now_us() - now_us
-        by_us, self._ahead_us = ahead_us - self._ahead_us, ahead_us
-        if by_us > _SET_US:
-            self._forward_us, self._set_us = self._forward_us + by_us, now_us
 
     def _at_ms(self, us: float) -> int:
         """A time since boot as epoch milliseconds."""
