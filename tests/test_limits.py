@@ -55,6 +55,13 @@ def most_within(times_us: Sequence[int], span_us: int) -> int:
     return max(sum(at <= other < at + span_us for other in times_us) for at in times_us)
 
 
+def short_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let memory have room for 20 rows of groups, and pages have 10 rows."""
+    for name in ("groups.room.HEADS_MAX", "groups.room.ROWS_MAX", "groups.left._PAGE"):
+        monkeypatch.setattr(f"shardq.engine.{name}", 10)
+    monkeypatch.setattr("shardq.engine.reading.pages._PAGE_ROWS_MAX", 10)
+
+
 # Places -------------------------------------------------------------------------------------------
 
 
@@ -505,6 +512,23 @@ def test_a_new_owner_without_room_in_memory_counts_all_claims_first(
     assert other.receive(100, wait="2s") == []
     queue.ack(*lasting[:20])
     assert len(other.receive(20, wait="2s")) == 20
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_lane_with_more_groups_than_memory_has_room_for_fills_no_memory_after_a_crash(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, groups={"places": places})
+    queue.put_many({"body": f"{n}", "group": f"g{n % 400}"} for n in range(420))
+    assert len(queue.receive(10, visibility="1m")) == 10
+    stage.clock.advance(90)
+    short_of_room(monkeypatch)
+    consumer = Consumer(stage.connect().queue("mail"), lambda _: counts.append(len(known)))
+    counts: list[int] = []
+    known = consumer._engine.memory.known
+    stage.drain(queue, consumer)
+    assert len(counts) == 420
+    assert max(counts) <= 40
 
 
 @pytest.mark.parametrize("far_max", [5_000, 0], ids=["in memory", "in the store"])

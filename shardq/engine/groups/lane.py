@@ -115,11 +115,8 @@ class Group:
     def has_room(self, room: int) -> bool:
         """True if one more row may be kept: a group's first row always, others if memory has room.
 
-        While its heads wait, none may. While its claims are not counted, no first row may without
-        room either: the lane is read on, however many groups it has.
+        While its heads wait, none may.
         """
-        if room <= 0 and not self.is_counted:
-            return False
         if (self.left or len(self.heads) >= self.places) and self.waits:
             return False
         count = len(self.rows) + self.coming
@@ -298,6 +295,8 @@ class GroupLane:
             None: all have been.
         claimed_ms: Claims of groups in order that a former owner left may be due up to this, epoch
             milliseconds, and may not have been read yet; None: all have been.
+        skipped_ms: The due of the first row skipped since memory is full: until all claims have
+            been read, only claims are kept. None: no row was skipped.
     """
 
     number: int
@@ -315,6 +314,7 @@ class GroupLane:
     later: list[tuple[float, str]] = field(default_factory=list)
     uncounted_ms: int | None = None
     claimed_ms: int | None = None
+    skipped_ms: int | None = None
 
     @property
     def is_at_work(self) -> bool:
@@ -342,12 +342,15 @@ class GroupLane:
 
     def keep(self, row: Row, place: Place, room: int, now_ms: int) -> bool:
         """Decide whether a row is kept in memory; a group's first row is, and claims that run."""
+        is_claim = row.claim is not None and row.ready_ms > now_ms and not row.is_along
+        if self.skipped_ms is not None and not is_claim:
+            self.skipped_ms = min(self.skipped_ms, row.due_ms)
+            return False
         group = self.group(row.group or "")
-        if group.keep(place, room):
+        if self.skipped_ms is None and group.keep(place, room):
             return True
-        is_kept = row.claim is not None and row.ready_ms > now_ms and not row.is_along
-        group.coming += is_kept
-        return is_kept
+        group.coming += is_claim
+        return is_claim
 
     def group(self, name: str) -> Group:
         """Return a group, made if it has no rows yet."""
@@ -487,7 +490,7 @@ class GroupLane:
 
     def left_ms(self) -> int | None:
         """A due not after that of the first row not yet begun; None if there is no such row."""
-        dues_ms: list[int] = []
+        dues_ms = [] if self.skipped_ms is None else [self.skipped_ms]
         for group in self.groups.values():
             if group.after is not None:
                 dues_ms.append(group.after[0])

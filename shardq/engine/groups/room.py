@@ -235,7 +235,17 @@ class GroupLanes(Part):
                 heads += self._offer(mine, mine.count(NEVER if is_read else lane.read_ms))
                 if mine.uncounted_ms is None:
                     self.uncounted.discard(number)
+                    self._go_back_to_skipped(mine, lane)
         self._ready.add(heads)
+
+    def _go_back_to_skipped(self, mine: GroupLane, lane: Lane) -> None:
+        """Reread the rows that were skipped while only claims were kept."""
+        if mine.skipped_ms is None:
+            return
+        self._memory.go_back_to(lane, mine.skipped_ms)
+        mine.skipped_ms = None
+        if mine.listed:
+            lane.reread_listed(mine.listed, self._register.layout)
 
     def reread_lost(self, leases: Collection[Lease]) -> None:
         """Reread lanes whose leases were lost, though all their rows may be left in the store."""
@@ -311,6 +321,7 @@ class GroupLanes(Part):
         with self._lock:
             mine, lane.seen_ms = self._lanes[lane.number], now_ms
             room, keep = self._room(), mine.keep
+            free = HEADS_MAX + ROWS_MAX - self._rows()
             for row in rows:
                 due_ms = row.due_ms
                 if due_ms > until_ms:
@@ -324,6 +335,8 @@ class GroupLanes(Part):
                 if minute <= lane.sealed and due_ms < mine.listed.get(minute, NEVER):
                     mine.touched.add(minute)
                 place = due_ms, order_key(row.id)
+                if len(kept) >= free and mine.skipped_ms is None and mine.uncounted_ms is not None:
+                    mine.skipped_ms = due_ms
                 if keep(row, place, room - len(kept), now_ms):
                     kept.append(row)
                     places.append(place)
