@@ -531,6 +531,25 @@ def test_a_lane_with_more_groups_than_memory_has_room_for_fills_no_memory_after_
     assert max(counts) <= 40
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_more_groups_than_memory_has_room_for_fill_no_memory_when_they_are_resumed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    short_of_room(monkeypatch)
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, groups={"places": places})
+    queue.pause(group="g*")
+    queue.put_many({"body": f"{n}", "group": f"g{n % 400}"} for n in range(420))
+    consumer = Consumer(queue, lambda _: counts.append(len(known)))
+    counts: list[int] = []
+    known = consumer._engine.memory.known
+    stage.drive(consumer, seconds=3)
+    assert not counts
+    queue.resume(group="g*")
+    stage.drain(queue, consumer)
+    assert len(counts) == 420
+    assert max(counts) <= 40
+
+
 @pytest.mark.parametrize("far_max", [5_000, 0], ids=["in memory", "in the store"])
 def test_more_places_hold_at_once_for_what_is_behind_a_head_at_a_caller(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, far_max: int

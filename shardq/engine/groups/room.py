@@ -740,7 +740,9 @@ class GroupLanes(Part):
 
     def _feed(self, mine: GroupLane, until_us: int) -> None:
         """Reread rows for the hungry groups of a lane."""
-        while hungry := self._hungry(mine):
+        while self.has_room:
+            if not (hungry := self._hungry(mine)):
+                return
             after = min(group.after for group in hungry.values() if group.after is not None)
             rows, until = self._left.page_after(mine, after)
             with self._lock:
@@ -774,8 +776,8 @@ class GroupLanes(Part):
                     mine.forget(name)
             self._ready.add(heads)
             if self._clock.boot_us() > until_us or not self._leases.is_valid(mine.lease):
-                self._is_hungry = True
-                return
+                break
+        self._is_hungry = True
 
     def _hungry(self, mine: GroupLane) -> dict[str, Group]:
         with self._lock:
