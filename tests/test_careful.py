@@ -167,6 +167,16 @@ def test_a_head_that_a_slow_holder_puts_off_late_is_handed_out_with_care_later(
     assert [message._row.attempt for message in queue.peek(1)] == [1]
 
 
+def test_care_of_a_group_ends_with_the_group(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put_many({"body": "x", "group": f"g{n}"} for n in range(5))
+    die(stage, queue)
+    consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
+    stage.drain(queue, consumer)
+    [mine] = consumer._engine.groups._lanes.values()
+    assert not mine.cared
+
+
 @pytest.mark.parametrize("asked", [Retry("2s"), Snooze("2s")])
 def test_a_retry_whose_consumer_died_is_due_when_that_was_asked_for(
     stage: Stage, asked: Exception

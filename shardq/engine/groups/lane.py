@@ -575,6 +575,7 @@ class GroupLane:
         if group.after is None:
             del self.groups[name]
             self.slow.pop(name, None)
+            self.cared.pop(name, None)
 
     def rows(self) -> list[Delivery]:
         """All rows in memory behind heads."""
