@@ -815,6 +815,28 @@ def test_what_was_stored_late_waits_for_one_of_a_later_minute_that_is_at_a_calle
     assert seen.texts == ["late"]
 
 
+def test_what_was_stored_late_waits_for_a_claim_behind_a_head_after_an_error_of_its_consumer(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1m")
+    queue.put("head", group="g")
+    stage.clock.advance(10)
+    late_ms = stage.clock.now_ms()
+    stage.clock.advance(10)
+    queue.put("behind", group="g")
+    head, behind = queue.receive(10, per_group=10, visibility="10m")
+    queue._receiver._engine.let_go()
+    queue.ack(head)
+    write(stage, queue, late_ms, b"late", group="g")
+    seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(other, seconds=20)
+    assert seen.texts == []
+    queue.ack(behind)
+    stage.drain(queue, other)
+    assert seen.texts == ["late"]
+
+
 def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1s")
     stage.clock.advance(10)

@@ -272,7 +272,7 @@ class GroupLanes(Part):
                 if mine is not None and mine.uncounted_ms is not None:
                     self._note_claim(number, mine.uncounted_ms)
                 for group in () if mine is None else mine.groups.values():
-                    self.note_claims(one.row for one in group.heads)
+                    self.note_claims(one.row for one in (*group.heads, *group.rows))
                     group.left = 0
                     group.heads = dict.fromkeys(group.heads, 0)
                     self._begun.update((one, None) for one in group.heads if one.begun_us)
