@@ -560,6 +560,7 @@ class GroupLanes(Part):
                         )
                         touched.append((mine, name))
                 if claimed_ms:
+                    mine.claimed_ms = max(mine.claimed_ms or 0, *claimed_ms)
                     mine.uncount(max(mine.uncounted_ms or 0, *claimed_ms))
                     self.uncounted.add(mine.number)
             offered = [one for mine, name in touched for one in self._offer(mine, (name,))]
