@@ -140,7 +140,7 @@ class GroupLanes(Part):
     def is_needed(self, lane: int) -> bool:
         """True if a lane's lease is to be kept even while no row of it is in memory."""
         mine = self._lanes.get(lane)
-        return mine is not None and bool(mine.listed or mine.groups)
+        return mine is not None and bool(mine.listed or mine.groups or lane in self.uncounted)
 
     # Lanes ----------------------------------------------------------------------------------------
 
