@@ -269,7 +269,7 @@ class Delivery:
             line: The line; None: its group has none.
             turn_ms: When a delivery of its group last ended, epoch milliseconds; 0: none has.
         """
-        # It may have waited for limits of its task, or a pause, that were changed meanwhile.
+        # The head may have waited at a gate that no longer exists.
         self.gate, self.line, self.turn_ms = None, line, turn_ms
 
     def limit(self, gate: Gate | None, line: HeadLine | None) -> None:

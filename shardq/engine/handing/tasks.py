@@ -230,8 +230,7 @@ class TaskLines(Part):
         first_us = opens_us if now_us < opens_us < now_us + _AWAY_US else now_us
         polled = sum(not lane.of_groups for lane in self._memory.polled) or 1
         of_lane_max = max(self._prefetch // polled // 2, 1)
-        # Heads of groups, which may be many, stay anyhow. About as many are before each job
-        # as behind the one before it.
+        # Heads of groups are never moved. Assume they are spread evenly among the jobs.
         jobs = [entry for entry in line.line.heads if not entry[3].grouped]
         stay, each_us = 0, pace_us * len(line.line.heads) / max(len(jobs), 1)
         for *_, one in sorted(jobs):
