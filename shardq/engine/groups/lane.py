@@ -370,7 +370,8 @@ class GroupLane:
             if bucket.rates != (rates := limits.of(name).rates):
                 self.buckets[name] = changed = bucket_of(rates, now_us)
                 if isinstance(changed, SlowBucket):
-                    # A rate that is not slow has no record: its absence proves no tokens.
+                    # A fast rate writes no record, so a missing record does not prove a full
+                    # bucket.
                     changed.is_known = True
         for name, group in self.groups.items():
             self._limit(name, group)
@@ -402,8 +403,12 @@ class GroupLane:
         until_ms = self.claimed_ms if group.is_ordered else self.uncounted_ms
         return until_ms is None or group.read >= _COUNTED_ROWS
 
-    def uncount(self, until_ms: int) -> None:
-        """Let no group with several places begin until the lane has been read up to a due."""
+    def uncount(self, until_ms: int | None) -> None:
+        """Let no group with several places begin until the lane has been read up to a due.
+
+        Args:
+            until_ms: The due; None: all claims have been read.
+        """
         self.uncounted_ms = until_ms
         for group in self.groups.values():
             group.read = 0
@@ -453,9 +458,10 @@ class GroupLane:
         return slow
 
     def needs_care(self, row: Row) -> bool:
-        """True if the former owner may have died of this head: for one row a place of its group.
+        """True if the former owner may have died of this head.
 
-        A row that needed care needs it again each time that it becomes the head.
+        At most as many rows of a group need care as it has places. A row that needed care
+        needs it again each time that it becomes the head.
         """
         lease, name = self.lease, row.group or ""
         if not lease.window or row.due_ms > lease.taken_ms:

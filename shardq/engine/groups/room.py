@@ -185,10 +185,14 @@ class GroupLanes(Part):
                     number, lease, self._limits, self._clock.boot_us()
                 )
                 mine.listed = dict(found.get(number, {}))
-                mine.claimed_ms = self._claimed_ms(mine.listed, self._uncount(mine))
-                if not (lease.is_after_lapse or number in former):
-                    # The former owner has listed where its claims are, if it left any.
-                    mine.uncounted_ms = mine.claimed_ms
+                if (read := self._memory.lanes.get(number)) is not None:
+                    read.seen_ms = self._clock.now_ms()
+                until_ms = self._begun_until_ms()
+                mine.claimed_ms = self._claimed_ms(mine.listed, until_ms)
+                # An owner that releases a lane lists where its claims are, if it leaves any.
+                is_listed = not (lease.is_after_lapse or number in former)
+                mine.uncount(mine.claimed_ms if is_listed else until_ms)
+                self.uncounted.add(number)
                 mine.touched = set(mine.listed)
                 for one in [one for one in self._begun if one.row.shard.lane == number]:
                     name = one.row.group or ""
@@ -196,7 +200,6 @@ class GroupLanes(Part):
                     mine.groups[name].heads[one] = 0
                     mine.groups[name].coming = 0
                     del self._begun[one]
-                read = self._memory.lanes.get(number)
                 if mine.listed and read is not None:
                     read.reread_listed(mine.listed, self._register.layout)
                     first_ms[number] = min(mine.listed.values())
@@ -205,20 +208,12 @@ class GroupLanes(Part):
                     first_ms[number] = min(due_ms, first_ms.get(number, due_ms))
         return first_ms
 
-    def _uncount(self, mine: GroupLane) -> int:
-        """Count the claims of a lane anew: the former owner may have handed out what is due.
-
-        Returns:
-            The due up to which it may have.
-        """
+    def _begun_until_ms(self) -> int:
+        """The due up to which a former owner may have handed out rows."""
         until_ms = self._clock.now_ms()
-        if (lane := self._memory.lanes.get(mine.number)) is not None:
-            lane.seen_ms = until_ms
         if self._isolated:
             layout = self._register.layout
             until_ms = layout.end_ms(layout.newest_sealable(until_ms)) - 1
-        mine.uncount(until_ms)
-        self.uncounted.add(mine.number)
         return until_ms
 
     def _count(self, now_ms: int) -> None:
@@ -288,8 +283,8 @@ class GroupLanes(Part):
     def note_claims(self, rows: Iterable[Row]) -> None:
         """Let the next owner of a lane read up to these rows before it begins, if they are claims.
 
-        A claim has a place of its group. A row of its group may be stored late, and would be read
-        before the claim.
+        A claim takes a place of its group. A row stored late may precede it and would be read
+        first.
         """
         now_ms = self._clock.now_ms()
         for row in rows:
