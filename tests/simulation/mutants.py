@@ -413,8 +413,8 @@ MUTANTS: dict[str, Edits] = {
     "a schedule goes on before its runs are written": (
         (ScheduleFiring, "_write", "self._home.store.insert(planned)", "pass"),
         (
-            ScheduleFiring, "_write", "self._count(rows)",
-            "(self._is_local or self._home.store.insert(rows), self._count(rows))",
+            ScheduleFiring, "_write", "self._count(rows, sent_ms)",
+            "(self._is_local or self._home.store.insert(rows), self._count(rows, sent_ms))",
         ),
     ),
     "a change of a schedule does not hold": (
