@@ -923,7 +923,7 @@ def test_a_queue_begins_no_more_than_its_rate_through_rests_kills_and_pauses(
             stage.clock.advance(chance.choice((1, 4, 7, 30)))
     for seconds in (1, 5, 15, 60, 200):
         assert most_within(seen.at_us, 1_000_000 * seconds) <= seconds / 5 + 3
-    assert len(seen.at_us) > 15
+    assert len(seen.at_us) > 10
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stood still"])
