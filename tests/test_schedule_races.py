@@ -137,6 +137,17 @@ def test_a_run_that_was_written_by_a_member_that_died_is_not_made_up_for(
     ]
 
 
+def test_a_schedule_that_is_resumed_again_fires_no_time_anew_that_a_member_wrote_as_it_died(
+    stage: Stage, queue: Queue
+) -> None:
+    schedule = queue.every("10s", b"", name="crm", start=at(stage, 10)).pause().resume()
+    stage.faults.fail("write_records schedules")
+    with pytest.raises(errors.StoreUnavailable):
+        ScheduleFiring(queue._home).fire(["crm"], ahead_ms=10_000)
+    schedule.resume()
+    assert Run(stage, queue).drive(25) == ["08:00:10", "08:00:20"]
+
+
 @pytest.fixture
 def in_steps(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Cassandra, a move writes its new row whether or not the old row still exists."""

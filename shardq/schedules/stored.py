@@ -243,7 +243,8 @@ class StoredSchedule(NamedTuple):
             return made._replace(previous_ms=None, since_ms=None, spent=spent).aimed(now_ms)
         is_kept = definition.trigger == was.trigger and not (was.paused or made.is_spent)
         if is_kept and definition.policies.of_hours == was.policies.of_hours:
-            return made
+            # A command that is made again must not fire anew what is written already.
+            return self if definition == was and self.error is None else made
         return made.aimed(max(now_ms, last_ms or 0))
 
     # Firing ---------------------------------------------------------------------------------------
