@@ -238,7 +238,11 @@ def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delive
     the move of that row was planned: a caller's move may take effect late.
     """
     line = case.line_of(one.row.id)
-    made_us = {case.history.came_from.get(row_id): case.planned_by_us(row_id) for row_id in line}
+    made_us = {
+        case.history.came_from.get(row_id): case.planned_by_us(row_id)
+        for row_id in line
+        if row_id in case.history.written
+    }
     for had in reversed(ones):
         made_of_it_us = made_us.get(had.row.id, one.begun_us)
         if had.row.id in line and made_of_it_us >= had.begun_us - DRIFT_US:
