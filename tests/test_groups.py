@@ -795,9 +795,8 @@ def test_what_was_stored_late_waits_for_those_of_its_group_that_are_at_a_caller(
     assert got == ["late", "3"]
 
 
-def test_what_was_stored_late_waits_for_one_of_a_later_minute_that_is_at_a_caller(
-    stage: Stage,
-) -> None:
+def _with_late_put(stage: Stage, group: str) -> tuple[Queue, Message]:
+    """Return a closed queue with a claim of `g` at a caller, before which a row is put late."""
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1s")
     stage.clock.advance(10)
     late_ms = stage.clock.now_ms()
@@ -805,7 +804,14 @@ def test_what_was_stored_late_waits_for_one_of_a_later_minute_that_is_at_a_calle
     queue.put("claimed", group="g")
     [claimed] = queue.receive(visibility="1m")
     queue.close()
-    write(stage, queue, late_ms, b"late", group="g")
+    write(stage, queue, late_ms, b"late", group=group)
+    return queue, claimed
+
+
+def test_what_was_stored_late_waits_for_one_of_a_later_minute_that_is_at_a_caller(
+    stage: Stage,
+) -> None:
+    queue, claimed = _with_late_put(stage, "g")
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(consumer, seconds=10)
@@ -838,14 +844,7 @@ def test_what_was_stored_late_waits_for_a_claim_behind_a_head_after_an_error_of_
 
 
 def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1s")
-    stage.clock.advance(10)
-    late_ms = stage.clock.now_ms()
-    stage.clock.advance(1)
-    queue.put("claimed", group="g")
-    assert len(queue.receive(visibility="1m")) == 1
-    queue.close()
-    write(stage, queue, late_ms, b"late", group="h")
+    _with_late_put(stage, "h")
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(consumer, seconds=0.1)

@@ -591,7 +591,9 @@ class Book:
                 record = fired
             self._use_lane_of(made)
             after = record.changed(made, self._clock.now_ms())
-            if after is record or self._write(ScheduleWrite(name, record, after)):
+            if after is record:
+                return record
+            if self._write(ScheduleWrite(name, record, after)):
                 return self.record(name)
             pauses.wait()
         raise self._busy(name)

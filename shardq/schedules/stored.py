@@ -266,7 +266,7 @@ class StoredSchedule(NamedTuple):
 
     def is_moved_late(self, layout: Layout, now_ms: int) -> bool:
         """True if a job cannot be moved to the last of `late_ms`, because it would be late too."""
-        return not self.late_ms or layout.is_late(self.late_ms[-1] // layout.minute_ms, now_ms)
+        return not self.late_ms or layout.is_late(layout.minute_of(self.late_ms[-1]), now_ms)
 
     def fires_as(self, other: StoredSchedule) -> bool:
         """True if both are the same record, apart from the times to which late jobs are moved."""

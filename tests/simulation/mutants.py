@@ -419,8 +419,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a change of a schedule does not hold": (
         (
-            Book, "apply", "if after is record or self._write(ScheduleWrite(name, record, after)):",
-            "if True:",
+            Book, "apply", "if self._write(ScheduleWrite(name, record, after)):", "if True:",
         ),
     ),
     "a pause of a schedule is not heeded": (

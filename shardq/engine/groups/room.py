@@ -99,7 +99,7 @@ class GroupLanes(Part):
     @property
     def has_room(self) -> bool:
         """True if more heads may be read."""
-        return self._rows() < HEADS_MAX + ROWS_MAX
+        return self._free() > 0
 
     @property
     def is_at_work(self) -> bool:
@@ -316,7 +316,7 @@ class GroupLanes(Part):
         with self._lock:
             mine, lane.seen_ms = self._lanes[lane.number], now_ms
             room, keep = self._room(), mine.keep
-            free = HEADS_MAX + ROWS_MAX - self._rows()
+            free = self._free()
             for row in rows:
                 due_ms = row.due_ms
                 if due_ms > until_ms:
@@ -613,6 +613,10 @@ class GroupLanes(Part):
     def _rows(self) -> int:
         """How many rows are in memory, not counting heads that wait long."""
         return self._memory.group_rows - self._heads.far
+
+    def _free(self) -> int:
+        """How many more rows fit into memory, heads among them."""
+        return HEADS_MAX + ROWS_MAX - self._rows()
 
     def _room(self) -> int:
         """How many more rows behind heads fit into memory."""
