@@ -171,16 +171,21 @@ def test_a_member_that_joins_gets_its_share_of_lanes_and_no_more_until_it_can_ha
     assert lanes_after(1.2) == 32
 
 
-def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_seconds() -> None:
+def test_groups_of_a_member_without_a_free_handler_go_to_others_and_return_when_these_leave() -> (
+    None
+):
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")
         queue._home.register.use_groups()
-        started, go, done = threading.Event(), threading.Event(), threading.Event()
+        started, go, done, back = (threading.Event() for _ in range(4))
         at_us = 0
 
-        def block(_message: Message) -> None:
+        def block(message: Message) -> None:
             nonlocal at_us
             at_us = stage.clock.boot_us()
+            if message.text == "returns":
+                back.set()
+                return
             started.set()
             assert go.wait(WAIT_S)
 
@@ -202,9 +207,14 @@ def test_a_member_without_a_free_handler_gives_its_groups_to_others_within_secon
             assert done.wait(WAIT_S / 2)
             assert 500_000 <= stage.clock.boot_us() - at_us <= 4_000_000
             go.set()
-            for consumer in (stuck, helper):
-                consumer.stop()
-                consumer.join(WAIT_S)
+            helper.stop()
+            helper.join(WAIT_S)
+            left_us = stage.clock.boot_us()
+            queue.put("returns", group=groups[1])
+            assert back.wait(WAIT_S / 2)
+            assert at_us - left_us <= 4_000_000
+            stuck.stop()
+            stuck.join(WAIT_S)
 
 
 def test_a_member_that_waits_for_a_free_handler_sleeps_meanwhile(stage: Stage) -> None:

@@ -114,7 +114,7 @@ class Lanes(Part):
         # If the store fails below, the next step assigns lanes again.
         self._assigned_turn = None
         ranks = self._ranks(now_ms) if is_reading else {}
-        self._given = {n: (to, ms) for n, (to, ms) in self._given.items() if ms > now_ms}
+        self._forget_gifts(now_ms)
         mine = {lane for lane, rank in ranks.items() if rank == 0 and lane not in self._given}
         if self.only_keeps:
             mine &= self._memory.lanes.keys()
@@ -153,13 +153,22 @@ class Lanes(Part):
             self._intake.keep(lanes, lambda: self._store.notes(LANES, (name,)))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
+    def _forget_gifts(self, now_ms: int) -> None:
+        """Forget lanes given away long ago, or to members that have left or died."""
+        beats = self._membership.beats
+        self._given = {
+            lane: (to, until_ms)
+            for lane, (to, until_ms) in self._given.items()
+            if until_ms > now_ms and to in beats
+        }
+
     def guard(self) -> None:
         """Adopt lanes whose reader by rank has left due rows unread for a second."""
         now_ms = self._clock.now_ms()
         # A lane that was given away is not taken back before the other member had time to adopt it.
-        given = {lane for lane, (_, until_ms) in self._given.items() if until_ms > now_ms}
-        lanes = self._register.layout.all_lanes()
-        others = [lane for lane in lanes if lane not in self._memory.lanes and lane not in given]
+        self._forget_gifts(now_ms)
+        taken = self._memory.lanes.keys() | self._given.keys()
+        others = [lane for lane in self._register.layout.all_lanes() if lane not in taken]
         has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or self.is_settling or not self._looks_after.is_due():
             return
