@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 import shardq
-from shardq import Consumer, Message
+from shardq import Consumer, Limited, Message
 from shardq.errors import BadSetting
+from shardq.inspection.state import Where
 from shardq.model.limits import queue_limit_of
 from shardq.model.message import TASK_HEADER
+from shardq.model.times import due_ms
 from shardq.tasks import App, Worker
 from shardq.testing import Recorder, Stage
 
@@ -267,6 +269,85 @@ def test_jobs_of_an_app_keep_the_rate_of_their_task(stage: Stage) -> None:
     assert sent == ["ada"]
     assert 18 <= len(began) <= 21
     assert most_within(began, 5_000_000) <= 11
+
+
+@pytest.mark.parametrize("limits", ["off", {"tasks": {"charge*": {"rate": "100/s", "burst": 9}}}])
+def test_a_job_that_is_limited_holds_all_jobs_of_its_task_back_everywhere(
+    stage: Stage, limits: dict[str, Any] | Literal["off"]
+) -> None:
+    queue = stage.connect().queue("mail", limits=limits)
+    refused: list[int] = []
+
+    def refuse(message: Message) -> None:
+        if message.text.startswith("charge") and not refused:
+            refused.append(stage.clock.boot_us())
+            raise Limited("60s", "429 Too Many Requests")
+
+    seen, others = Recorder(stage.clock, refuse), Recorder(stage.clock)
+    put(queue, "charge", 1)
+    stage.drive(Consumer(queue, seen), seconds=2)
+    other = Consumer(stage.connect().queue("mail"), others)
+    put(queue, "charge", 300)
+    put(queue, "send", 20)
+    stage.drive(other, seconds=50)
+    assert {text[:4] for text in others.texts} == {"send"}
+    put(queue, "charge-again", 10)
+    state = queue.state_of(queue.peek(1)[0])
+    assert state is not None
+    assert (state.where, state.limit, state.limit_of) == (Where.PAUSED, "charge", "task")
+    assert state.until is not None
+    [pause] = queue_limit_of(queue.settings.queue_limit).paused
+    assert pause.names == "charge"
+    assert pause.until_ms == due_ms(state.until)
+    stage.drive(other, seconds=15)
+    assert Counter(text.rstrip("0123456789") for text in others.texts) == {
+        "charge": 301,
+        "charge-again": 10,
+        "send": 20,
+    }
+    assert min(of_task(others, "charge")) >= refused[0] + 60_000_000
+    put(queue, "charge", 5)
+    stage.drive(other, seconds=2)
+    assert len(others.texts) == 336
+
+
+def test_a_job_that_is_limited_briefly_holds_its_task_back_where_it_ran(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def refuse(message: Message) -> None:
+        if message.text == "charge0" and message.text not in seen.texts[:-1]:
+            raise Limited(2)
+
+    seen = Recorder(stage.clock, refuse)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+    put(queue, "charge", 20)
+    put(queue, "send", 20)
+    stage.drive(consumer, seconds=6)
+    charged = of_task(seen, "charge")
+    assert len(charged) == 21
+    assert sum(at < charged[0] + 2_000_000 for at in charged) == 1
+    assert max(of_task(seen, "send")) < charged[1]
+    assert not queue.settings.queue_limit
+
+
+def test_a_task_that_is_held_back_is_resumed_by_hand(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def refuse(message: Message) -> None:
+        if len(seen.texts) == 1:
+            raise Limited("1h")
+
+    seen = Recorder(stage.clock, refuse)
+    consumer = Consumer(queue, seen)
+    put(queue, "charge", 1)
+    stage.drive(consumer, seconds=2)
+    put(queue, "charge", 5)
+    stage.drive(consumer, seconds=60)
+    assert len(seen.texts) == 1
+    queue.resume(task="charge")
+    stage.drive(consumer, seconds=600)
+    assert len(seen.texts) == 6
 
 
 def test_limits_are_of_a_task_and_not_of_a_put(stage: Stage) -> None:

@@ -224,7 +224,9 @@ def test_pauses_are_part_of_the_limits_and_are_changed_by_name(stage: Stage) -> 
 @pytest.mark.parametrize(
     "given",
     [["a"], {"groups": ["a"]}, {"keys": "a"}, {"keys": [7]}, {"keys": [["a"]]}, {"tasks": ["*a"]},
-     {"keys": [f"{n}" for n in range(1_001)]}],
+     {"keys": [f"{n}" for n in range(1_001)]}, {"until": {"a": "2027-01-01T00:00:00Z"}},
+     {"tasks": ["a"], "until": ["a"]}, {"tasks": ["a"], "until": {"a": "soon"}},
+     {"keys": ["a"], "until": {"a": "2027-01-01T00:00:00Z"}}],
     ids=lambda given: str(given)[:30],
 )  # fmt: skip
 def test_a_pause_that_makes_no_sense_is_refused(stage: Stage, given: object) -> None:

@@ -75,7 +75,8 @@ def limits(
         _explain_task(queue_limit_of(target.settings.queue_limit), task)
     elif groups is None:
         _list(target.settings.group_limits)
-        _list_of_queue(queue_limit_of(target.settings.queue_limit))
+        now_ms = target._home.clock.now_ms()
+        _list_of_queue(queue_limit_of(target.settings.queue_limit).at(now_ms))
     elif wanted or remove:
         target.limit(groups, **wanted)
         limit = limits_of(target.settings.group_limits).of(groups.rstrip("*"))

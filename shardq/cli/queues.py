@@ -224,7 +224,7 @@ def show(queue: str) -> None:
         screen.print_json(_described(shown))
         return
     click.echo(f"{shown.name} in {db.url_shown}")
-    for line in _facts(settings):
+    for line in _facts(settings, shown._home.clock.now_ms()):
         click.echo(f"  {line}")
     if count := len(shown.schedules):
         told = screen.plural(count, "schedule")
@@ -241,13 +241,13 @@ def show(queue: str) -> None:
     click.echo(f"  shardq queues alter {shown.name} --attempts 10")
 
 
-def _facts(settings: Settings) -> list[str]:
+def _facts(settings: Settings, now_ms: int) -> list[str]:
     facts = [f"made at {screen.when(moment_of(settings.lane_made_ms(0)))}"]
     facts.append("paused: delivers nothing" if settings.paused else "not paused")
     pauses = [Pause("group", one) for one in sorted(limits_of(settings.group_limits).paused)]
-    pauses += queue_limit_of(settings.queue_limit).paused
+    pauses += queue_limit_of(settings.queue_limit).at(now_ms).paused
     if pauses:
-        facts.append(f"paused: {', '.join(f'{one.of} {one.names}' for one in pauses)}")
+        facts.append(f"paused: {', '.join(map(str, pauses))}")
     lanes = screen.plural(settings.lanes_read, "lane")
     bands = screen.plural(settings.bands, "band")
     facts.append(f"consumers read {lanes} of {bands}, producers fill {settings.lanes_written:,}")

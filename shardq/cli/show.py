@@ -167,7 +167,7 @@ def _priority(source: Queue, row: Row) -> int | None:
 def _advice(state: State, *, is_job: bool) -> str:
     """The advice for a state; empty if there is nothing to do."""
     name, named = served_queue(state.queue), streams.escaped(shlex.quote(state.id))
-    of_group = "" if state.limit is None else f" --group {shlex.quote(state.limit)}"
+    of_group = "" if state.limit is None else f" --{state.limit_of} {shlex.quote(state.limit)}"
     return {
         Where.PAUSED: f"Deliver again with `shardq queues resume {name}{of_group}`.",
         Where.LIMITED: f"Change the limit with `shardq limits {name}`.",

@@ -238,7 +238,7 @@ def _limited(view: QueueView, backlogs: PartBacklogs) -> Iterator[Finding]:
             paused.setdefault(Pause("group", groups), []).append(one)
         elif (left_ms := wait_ms(limits.of(group).rates, one.due)) > _LONG_MS:
             slow.append((left_ms, group, one))
-    for (of, names), held in sorted(paused.items()):
+    for (of, names, _), held in sorted(paused.items()):
         first_ms = min((one.since_ms for one in held if one.due), default=view.at_ms)
         if view.at_ms - first_ms > _LONG_MS:
             named = streams.escaped(shlex.quote(names))

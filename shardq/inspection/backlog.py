@@ -65,7 +65,7 @@ def backlogs(
         lanes: Only groups of these lanes; None: all groups, and all pauses of tasks and keys.
     """
     layout, found = register.layout, PartBacklogs()
-    limit = queue_limit_of(register.settings.queue_limit)
+    limit = queue_limit_of(register.settings.queue_limit).at(now_ms)
     until_ms, read = now_ms, 0
     if lanes is None and limit.paused:
         # The messages that a pause holds back may be in any lane, and may have been moved.
@@ -82,7 +82,7 @@ def backlogs(
             is_run = is_claimed or run_of(row, beats) is not None
             if row.group is not None and row.due_ms <= now_ms:
                 _count(found.groups.setdefault(row.group, PartBacklog()), row, is_run=is_run)
-            if not is_run and (pause := limit.pause_of(row)) is not None:
+            if not is_run and (pause := limit.pause_of(row, now_ms)) is not None:
                 _count(found.paused.setdefault(pause, PartBacklog()), row, is_run=False)
         read += len(page)
         if read >= ROWS_MAX:

@@ -228,7 +228,8 @@ def _held(state: State) -> str:
 def _paused(state: State) -> str:
     if state.limit is not None:
         paused = f"{state.limit_of}s {state.limit!r}"
-        return f"due since {_since(state)}; {paused} of its queue are paused"
+        until = f" until {iso(state.until)}" if state.until else ""
+        return f"due since {_since(state)}; {paused} of its queue are paused{until}"
     return f"due since {_since(state)}; queue {state.queue!r} is paused and delivers nothing"
 
 

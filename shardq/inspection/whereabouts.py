@@ -395,13 +395,14 @@ def _as_paused(row: Row, state: State, settings: Settings) -> State | None:
     """The state of a due message if its queue, task, key or group is paused; None if none is."""
     if settings.paused:
         return replace(state, where=Where.PAUSED)
-    pause = queue_limit_of(settings.queue_limit).pause_of(row)
+    pause = queue_limit_of(settings.queue_limit).pause_of(row, due_ms(state.at))
     groups = None if row.group is None else limits_of(settings.group_limits).pause_of(row.group)
     if pause is None and groups is not None:
         pause = Pause("group", groups)
     if pause is None:
         return None
-    return replace(state, where=Where.PAUSED, limit=pause.names, limit_of=pause.of)
+    until = moment_of(pause.until_ms) if pause.until_ms else None
+    return replace(state, where=Where.PAUSED, limit=pause.names, limit_of=pause.of, until=until)
 
 
 def _as_limited(

@@ -304,7 +304,8 @@ def _values(view: QueueView) -> dict[_Series, float]:
     }
     busy = sum(member.busy for member in members)
     threads = {"busy": busy, "idle": sum(member.threads for member in members) - busy}
-    paused = Counter(pause.of for pause in queue_limit_of(view.settings.queue_limit).paused)
+    limit = queue_limit_of(view.settings.queue_limit).at(view.at_ms)
+    paused = Counter(pause.of for pause in limit.paused)
     paused["group"] = len(limits_of(view.settings.group_limits).paused)
     # Messages that are due and run are no backlog.
     oldest_ms = view.lag_ms if depth.ready else 0

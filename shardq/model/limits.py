@@ -24,7 +24,7 @@ from shardq.errors import BadSetting, BadTime, shown
 from shardq.model.key import parsed
 from shardq.model.message import task_of
 from shardq.model.names import is_within
-from shardq.model.times import duration_ms, duration_text
+from shardq.model.times import due_ms, duration_ms, duration_text, iso
 
 if TYPE_CHECKING:
     from shardq.model.message import Row
@@ -48,6 +48,7 @@ _OF_QUEUE = (*_OF_TASK, "catch_up", "budget", "tasks", "paused")
 LATE_MS = 5_000
 """A message is late if it was due longer ago than this when it came up for delivery."""
 _PAUSED = {"tasks": "task", "keys": "key"}
+_UNTIL = "until"
 _RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
 _UNITS = {
     **dict.fromkeys(("ms",), "ms"),
@@ -197,10 +198,25 @@ class Pause(NamedTuple):
     Attributes:
         of: `task` or `key`.
         names: The name that is paused, or the beginning of names and a `*`.
+        until_ms: When it ends by itself, epoch milliseconds; 0: it lasts until `resume`.
     """
 
     of: str
     names: str
+    until_ms: int = 0
+
+    def __str__(self) -> str:
+        """Return the pause as a list has it.
+
+        >>> str(Pause("key", "order-*")), str(Pause("task", "shop.charge", 60_000))
+        ('key order-*', 'task shop.charge until 1970-01-01T00:01:00.000Z')
+        """
+        until = f" until {iso(self.until_ms)}" if self.until_ms else ""
+        return f"{self.of} {self.names}{until}"
+
+    def is_over(self, now_ms: int) -> bool:
+        """True if it has ended by itself."""
+        return 0 < self.until_ms <= now_ms
 
 
 LATE = Pause("late", "")
@@ -254,7 +270,13 @@ class QueueLimit(NamedTuple):
         rule = self.rule_of(task)
         return _UNLIMITED if rule is None else dict(self.tasks)[rule]
 
-    def pause_of(self, row: Row) -> Pause | None:
+    def at(self, now_ms: int) -> QueueLimit:
+        """Return these limits without pauses that are over."""
+        if not any(pause.is_over(now_ms) for pause in self.paused):
+            return self
+        return self._replace(paused=tuple(one for one in self.paused if not one.is_over(now_ms)))
+
+    def pause_of(self, row: Row, now_ms: int) -> Pause | None:
         """Return the pause that holds for a message; None if its task and its key have none."""
         if not self.paused:
             return None
@@ -262,7 +284,8 @@ class QueueLimit(NamedTuple):
         named = {"task": task_of(row), "key": None if key is None else key.name}
         for pause in self.paused:
             name = named[pause.of]
-            if name is not None and is_within(name, pause.names):
+            is_named = name is not None and is_within(name, pause.names)
+            if is_named and not pause.is_over(now_ms):
                 return pause
         return None
 
@@ -272,7 +295,7 @@ class QueueLimit(NamedTuple):
         Returns:
             The pause of its task or key; its task if that has limits; `LATE`; None: no line.
         """
-        if (pause := self.pause_of(row)) is not None:
+        if (pause := self.pause_of(row, now_ms)) is not None:
             return pause
         task = task_of(row) if self.tasks else None
         if task is not None and self.rule_of(task) is not None:
@@ -327,6 +350,9 @@ class QueueLimit(NamedTuple):
                 for several, of in _PAUSED.items()
                 if (names := [pause.names for pause in self.paused if pause.of == of])
             }
+            ends = {one.names: one.until_ms for one in self.paused if one.until_ms}
+            if ends:
+                said["paused"]["until"] = {name: iso(ends[name]) for name in sorted(ends)}
         return said
 
     def to_json(self) -> str:
@@ -471,10 +497,38 @@ def with_pause_of(stored: str, of: str, names: str, *, paused: bool) -> str:
         BadSetting: If the name cannot be used, or nothing is paused by it that is to be resumed.
     """
     limits = queue_limit_of(stored)
+    present = {pause.names: pause for pause in limits.paused if pause.of == of}
     others = [pause for pause in limits.paused if pause.of != of]
-    present = [pause.names for pause in limits.paused if pause.of == of]
-    changed = [Pause(of, one) for one in _paused_names(present, names, of, paused=paused)]
+    left = _paused_names(present, names, of, paused=paused)
+    changed = [Pause(of, one) if one == names else present[one] for one in left]
     return read_limits(limits._replace(paused=(*others, *changed)).to_options()).to_json()
+
+
+def with_holds(stored: str, holds: Iterable[Pause], now_ms: int) -> str:
+    """Return limits of a queue in which tasks are paused until a time; pauses that are over go.
+
+    Args:
+        stored: The limits, in their stored form.
+        holds: The pauses. None of them shortens a pause of the same task.
+        now_ms: Now, epoch milliseconds.
+    """
+    limits = queue_limit_of(stored).at(now_ms)
+    paused = {(pause.of, pause.names): pause for pause in limits.paused}
+    for hold in holds:
+        before = paused.get((hold.of, hold.names))
+        is_new = before is None and len(paused) < RULES_MAX and can_be_paused(hold.names)
+        if is_new or (before is not None and 0 < before.until_ms < hold.until_ms):
+            paused[hold.of, hold.names] = hold
+    return limits._replace(paused=tuple(sorted(paused.values()))).to_json()
+
+
+def can_be_paused(task: str) -> bool:
+    """True if a pause can name just this task: the name is no pattern, and not too long.
+
+    >>> can_be_paused("shop.charge"), can_be_paused("shop.*")
+    (True, False)
+    """
+    return 0 < len(task) <= _PATTERN_MAX and "*" not in task
 
 
 def _paused_names(present: Iterable[str], names: str, of: str, *, paused: bool) -> set[str]:
@@ -576,9 +630,12 @@ def read_limits(given: object) -> QueueLimit:
 
 
 def _read_paused(given: Any) -> tuple[Pause, ...]:
-    lists = given if isinstance(given, Mapping) and given.keys() <= _PAUSED.keys() else {}
-    are_lists = lists is given and all(isinstance(one, (list, tuple)) for one in lists.values())
-    if not are_lists or sum(map(len, lists.values())) > RULES_MAX:
+    is_known = isinstance(given, Mapping) and {*given} <= {*_PAUSED, _UNTIL}
+    lists = dict(given) if is_known else {}
+    ends = lists.pop(_UNTIL, {})
+    are_lists = all(isinstance(one, (list, tuple)) for one in lists.values())
+    is_read = is_known and are_lists and isinstance(ends, Mapping)
+    if not is_read or sum(map(len, lists.values())) > RULES_MAX:
         raise BadSetting(
             f"paused must be up to {RULES_MAX} names or patterns of tasks and keys, such as "
             f"{{'tasks': ['shop.*'], 'keys': ['order-*']}}, not {shown(given)}."
@@ -586,7 +643,15 @@ def _read_paused(given: Any) -> tuple[Pause, ...]:
     found = [Pause(_PAUSED[several], one) for several in lists for one in lists[several]]
     for pause in found:
         _check_pattern(pause.names, pause.of)
-    return tuple(sorted({*found}))
+    if unknown := {*ends} - {*lists.get("tasks", ())}:
+        raise BadSetting(
+            f"{shown(min(unknown, key=str))} in 'until' must be one of the paused tasks."
+        )
+    try:
+        until_ms = {Pause("task", name): due_ms(at, name="until") for name, at in ends.items()}
+    except BadTime as error:
+        raise BadSetting(str(error)) from error
+    return tuple(sorted({one._replace(until_ms=until_ms.get(one, 0)) for one in found}))
 
 
 def _read_tasks(given: object) -> tuple[tuple[str, QueueLimit], ...]:

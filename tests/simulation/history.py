@@ -138,7 +138,8 @@ class Heard(NamedTuple):
     def pauses(self, row: Row) -> bool:
         """True if a message was paused: by its queue, its group, its task or its key."""
         of_group = row.group is not None and limits_of(self.group_limits).pause_of(row.group)
-        return self.paused or bool(of_group) or bool(queue_limit_of(self.queue_limit).pause_of(row))
+        limit = queue_limit_of(self.queue_limit)
+        return self.paused or bool(of_group) or bool(limit.pause_of(row, self.us // 1_000))
 
 
 def own_limit(limit: QueueLimit) -> QueueLimit:

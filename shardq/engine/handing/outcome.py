@@ -78,7 +78,8 @@ class Snooze(HandlerDecision):
 class Limited(Snooze):
     """Raised by a handler: deliver nothing of the message's group for a while, and it first.
 
-    It uses no attempt. A message without a group is snoozed alone.
+    It uses no attempt. Of a job without a group, no job of its task is delivered; a message without
+    either is snoozed alone.
 
     Args:
         after: How long to wait: a duration, or a number of seconds as an HTTP answer has it in its

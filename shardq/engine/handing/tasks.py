@@ -15,13 +15,14 @@ tasks, and those of none, have a line while the queue limits how it catches up.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shardq.engine.handing.delivery import HeadLine
 from shardq.engine.handing.gate import Gate
 from shardq.engine.members.part import Part
-from shardq.model.limits import AWAY_MS, LATE, queue_limit_of
+from shardq.model.limits import AWAY_MS, LATE, Pause, queue_limit_of, with_holds
 from shardq.model.message import task_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shardq.engine.handing.delivery import Delivery
     from shardq.engine.members.member import Member
     from shardq.engine.storing.outbox import Outbox
-    from shardq.model.limits import Pause, QueueLimit
+    from shardq.model.limits import QueueLimit
     from shardq.model.message import Row
 
 _ROWS_MAX: Final = 100
@@ -45,21 +46,29 @@ _EARLY: Final = 0.9
 _MEASURED_MIN: Final = 10
 _MEASURED_US: Final = 10_000_000
 _MEASURED_US_MAX: Final = 60_000_000
+_STORED_MS: Final = 3_000
+"""A task that is held back for longer is so everywhere: shorter, and it is over as others know."""
+_LONGER_MS: Final = 1_000
+"""Do not hold a task back anew for less than this: several of its jobs are refused at a time."""
 
 
 class TaskLine:
     """The jobs of one task that wait for its limits, or other messages that wait for a gate.
 
-    Attributes:
+    Args:
         gate: The limits.
+        until_ms: When a pause ends by itself, epoch milliseconds; 0: nobody knows, or it is none.
+
+    Attributes:
         line: The jobs that are due, in `ready`.
         booked_us: Time since boot up to which moved jobs return.
     """
 
-    __slots__ = ("_from_begun", "_from_us", "booked_us", "gate", "line", "pace_us")
+    __slots__ = ("_from_begun", "_from_us", "booked_us", "gate", "line", "pace_us", "until_ms")
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, until_ms: int = 0) -> None:
         self.gate = gate
+        self.until_ms = until_ms
         self.line = HeadLine(1, None)
         self.booked_us = 0.0
         self.pace_us = 0.0
@@ -110,20 +119,25 @@ class TaskLines(Part):
         self._lock = self._ready.waiters.lock
         self._lines: dict[str | Pause, TaskLine] = {}
         self._limit = queue_limit_of("")
+        self._holds: dict[str, int] = {}
+        """Task -> until when it is held back, epoch milliseconds; as long as the settings do not
+        say so."""
+        outbox.hold_task = self.hold
 
     @property
     def is_busy(self) -> bool:
         """True if jobs of tasks with limits, or messages of a pause, were due here lately."""
-        return bool(self._lines)
+        ends = any(pause.until_ms for pause in self._limit.paused)
+        return bool(self._lines or self._holds or ends)
 
     def follow(self) -> None:
         """Let the limits and pauses in the queue's settings hold from now on."""
-        former, self._limit = self._limit, queue_limit_of(self._register.settings.queue_limit)
-        limit = self._limit
-        held = [(one.tasks, one.paused, one.catch_up) for one in (former, limit)]
-        if held[0] == held[1]:
-            return
         with self._lock:
+            former, limit = self._limit, self._present()
+            self._limit = limit
+            held = [(one.tasks, one.paused, one.catch_up) for one in (former, limit)]
+            if held[0] == held[1]:
+                return
             waiting = self._ready.remove(lambda _: True)
             lines = {line.line for line in self._lines.values()}
             for one in waiting:
@@ -135,6 +149,27 @@ class TaskLines(Part):
                 task = task_of(one.row)
                 has_limits = task is not None and self._has_line(task)
                 one.limit(self._line(task).gate if task and has_limits else None, one.line)
+
+    def _present(self) -> QueueLimit:
+        """The limits that hold now, with the tasks that this process holds back."""
+        now_ms, stored = self._clock.now_ms(), self._register.settings.queue_limit
+        self._holds = {task: at_ms for task, at_ms in self._holds.items() if at_ms > now_ms}
+        holds = [Pause("task", task, at_ms) for task, at_ms in self._holds.items()]
+        held = with_holds(stored, holds, now_ms) if holds else stored
+        if held == stored:
+            self._holds.clear()
+        return queue_limit_of(held).at(now_ms)
+
+    def hold(self, task: str, delay_ms: int) -> None:
+        """Hand out no job of a task for a while: here at once, elsewhere when it is stored."""
+        until_ms = self._clock.now_ms() + delay_ms
+        with self._lock:
+            held = (one for one in self._limit.paused if (one.of, one.names) == ("task", task))
+            before = next(held, None)
+            is_held = before is not None and not before.until_ms
+            if not is_held and until_ms - (before.until_ms if before else 0) > _LONGER_MS:
+                self._holds[task] = until_ms
+                self.follow()
 
     # Called by `ready` ----------------------------------------------------------------------------
 
@@ -169,13 +204,13 @@ class TaskLines(Part):
                 is_closed=name in self._limit.paused,
             )
             gate.running = partial(self._outbox.count_at_handlers, gate)
-            line = self._lines[name] = TaskLine(gate)
+            line = self._lines[name] = TaskLine(gate, 0 if isinstance(name, str) else name.until_ms)
         return line
 
     # Called by the engine -------------------------------------------------------------------------
 
     def keep(self) -> bool:
-        """Take, renew or give back shares of limits, if it is time.
+        """Take, renew or give back shares of limits, and end and store pauses, if it is time.
 
         Returns:
             True if shares may have changed.
@@ -183,7 +218,7 @@ class TaskLines(Part):
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
         """
-        has_changed = False
+        has_changed = self._keep_holds()
         for line in list(self._lines.values()):
             has_changed = line.gate.keep(line.gate.due) or has_changed
         with self._lock:
@@ -193,6 +228,24 @@ class TaskLines(Part):
                 if not line.gate.is_idle or line.gate.running()
             }
         return has_changed
+
+    def _keep_holds(self) -> bool:
+        """End pauses whose time has come, and store for how long tasks are held back.
+
+        Returns:
+            True if pauses have ended.
+        """
+        now_ms = self._clock.now_ms()
+        holds = [Pause("task", *hold) for hold in self._holds.items()]
+        if any(hold.until_ms > now_ms + _STORED_MS for hold in holds):
+            self._register.change(
+                lambda now: [replace(now, queue_limit=with_holds(now.queue_limit, holds, now_ms))]
+            )
+            self.follow()
+        has_ended = any(pause.is_over(now_ms) for pause in self._limit.paused)
+        if has_ended:
+            self.follow()
+        return has_ended
 
     def held_back(self) -> dict[str, int]:
         """Count the due rows in memory that wait for these limits: `Heartbeat.limited`."""
@@ -238,9 +291,12 @@ class TaskLines(Part):
             at_us = first_us + stay * each_us
             is_soon = at_us - now_us < _STAY_US
             if line.gate.is_closed:
-                # Nobody knows when the pause ends: the message waits as long again as it has.
+                # If nobody knows when the pause ends, the message waits as long again as it has.
                 waited_us = 1_000 * (now_ms - one.row.wanted_ms)
                 is_soon, at_us = waited_us < _AWAY_US, now_us + max(waited_us, _STAY_US)
+                if line.until_ms:
+                    at_us = now_us + 1_000 * (line.until_ms - now_ms)
+                    is_soon = at_us - now_us < _STAY_US
             may_stay = is_soon and (stay < _ROWS_MAX or at_us - now_us < _NEXT_US)
             if not self._may_move(one) or (may_stay and kept[lane] < of_lane_max):
                 stay += 1

@@ -37,12 +37,12 @@ from shardq.engine.storing.courier import Errand
 from shardq.engine.storing.ending import Endings
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import FAILED, LOST, NO_REASON, Fate, Outcome
-from shardq.model.message import Row, end_of_use_ms, short_error, spent_reason
+from shardq.model.message import Row, end_of_use_ms, short_error, spent_reason, task_of
 from shardq.records.ledger import End
 from shardq.stores.store import Try
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from shardq.engine.groups.room import GroupLanes
     from shardq.engine.handing.delivery import Delivery
@@ -130,6 +130,8 @@ class Outbox(Part):
         self._astray: list[Delivery] = []
         """Deliveries whose rows other members settled while their handlers still ran."""
         self._happened = Happened()
+        self.hold_task: Callable[[str, int], None] | None = None
+        """Hands out no job of a task for so many milliseconds; the limits of tasks set it."""
         self.endings = Endings()
 
     # From handlers --------------------------------------------------------------------------------
@@ -155,9 +157,16 @@ class Outbox(Part):
         if self._ready.gate is not None or one.gate is not None:
             self._ready.reopen()
         if outcome.is_limit:
-            self._groups.hold(one, outcome.delay_ms or 0)
+            self._hold(one, outcome.delay_ms or 0)
         if one.grouped and outcome.fate is Fate.ACK and not is_awaited:
             self._groups.ended(one, is_last=threading.get_ident() == one.thread_id)
+
+    def _hold(self, one: Delivery, delay_ms: int) -> None:
+        """Hand out nothing of the group of a delivery for a while; of its task if it has none."""
+        if one.grouped:
+            self._groups.hold(one, delay_ms)
+        elif self.hold_task is not None and (task := task_of(one.row)) is not None:
+            self.hold_task(task, delay_ms)
 
     def is_over(self, row: Row) -> bool:
         """True if a row must not be handed out: it is too old, or has had all its attempts."""
