@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from signing import signed_request
 
 import shardq
 from shardq.aio.threads import THREADS
-from shardq.clock import SystemClock
+from shardq.clock import SystemClock, pause
 from shardq.errors import StoreUnavailable
 from shardq.server import application, client
 from shardq.server.access import Access
@@ -663,17 +664,24 @@ async def test_large_bodies_that_arrive_are_held_within_a_bound(
     assert (await api.ask("POST", f"{MAIL}/messages", large, sent)).status == 200
 
 
-@played()
-async def test_forecasts_hold_up_nobody_else(api: Api) -> None:
-    await api.done("PUT", MAIL)
-    every_second = {"cron": "* * * * * *", "body": "x"}
-    await api.done("PUT", f"{MAIL}/schedules/often", every_second)
-    path = f"{MAIL}/forecast?horizon=30m"
-    forecasts = [api.begin("GET", path) for _ in range(3 * THREADS)]
-    answers = [asyncio.create_task(one.ended()) for one in forecasts]
-    await api.done("POST", f"{MAIL}/messages", {"body": "x"})
-    assert sum(one.done() for one in answers) <= THREADS
-    await asyncio.gather(*answers)
+@on_stage()
+async def test_forecasts_hold_up_nobody_else(stage: Stage, api: Api) -> None:
+    api.db.queue("mail").put("counted", delay="10m")
+    goes_on, count = Event(), 3 * THREADS
+    for nth in range(1, count + 1):
+        stage.faults.call("count", goes_on.wait, nth=nth, after=False)
+    forecasts = [api.begin("GET", f"{MAIL}/forecast?horizon=30m") for _ in range(count)]
+    try:
+        while not stage.faults.calls.get("count"):
+            await pause(0)
+        for _ in range(THREADS):
+            await api.done("POST", f"{MAIL}/messages", {"body": "x"})
+        assert not any(one.is_answered for one in forecasts)
+    finally:
+        goes_on.set()
+    for one in forecasts:
+        assert (await one.next())["status"] == 200
+        await one.ended()
 
 
 @played()
