@@ -439,7 +439,7 @@ MUTANTS: dict[str, Edits] = {
         (Group, "has_place", "len(self.heads) < self.places", "len(self.heads) <= self.places"),
     ),
     "a pause of a task is not heeded": (
-        (QueueLimit, "line_of", "if (pause := self.pause_of(row)) is not None:", "if pause := None:"),
+        (QueueLimit, "line_of", "if (pause := self.pause_of(row, now_ms)) is not None:", "if pause := None:"),
     ),
     "a token of a slow rate is given to each owner": (
         (SlowRates, "_adopt", "None if is_none else full_us", "None"),
