@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from shardq import Consumer, Message, Queue
+from shardq.engine.handing.outcome import ACKED
 from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
 from shardq.model.shard import Shard
 from shardq.records.membership import Heartbeat
@@ -406,3 +407,28 @@ def test_a_member_tells_observers_what_it_does(stage: Stage) -> None:
     [info] = stage._store.notes(MEMBERS, (queue.name,)).values()
     assert '"threads":3' in info
     assert '"lanes":[0,3,6,9]' in info
+
+
+@pytest.mark.parametrize(("rows", "prefetch", "reads"), [(3_500, 12_000, 0), (100, 800, 1)])
+def test_a_batch_of_outcomes_is_stored_without_a_poll_while_many_rows_are_in_memory(
+    stage: Stage, rows: int, prefetch: int, reads: int
+) -> None:
+    queue = stage.connect().queue("mail")
+    engine = Consumer(queue, Recorder(stage.clock), prefetch=prefetch)._engine
+    queue.put_many({"body": f"{n}"} for n in range(rows))
+    engine.step()
+    taken = [engine.ready.take() for _ in range(prefetch // 8)]
+    stage.clock.advance(0.01)
+    stage.connect().queue("mail").put("new")
+    engine.news.take(due_us=stage.clock.boot_us() + 50_000)
+    for one in taken:
+        assert one is not None
+        engine.outbox.finish(one, ACKED)
+    engine.news.take(due_us=stage.clock.boot_us() + 50_000)
+    engine.step()
+    left = rows - len(taken)
+    assert queue.depth(exact=True).ready == left + 1
+    assert len(engine.memory.known) == left + reads
+    engine.news.take()
+    engine.step()
+    assert len(engine.memory.known) == left + 1

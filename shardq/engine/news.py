@@ -39,6 +39,8 @@ Cassandra a pause of 100 ms takes 2.1 % of a core, and a put still reaches its h
 QUIET_IDLE_US = 250_000
 QUIET_US = 60_000_000
 """The pause is `QUIET_IDLE_US` once no row was seen for `QUIET_US`."""
+_PLENTY_ROWS = 1_000
+"""So many rows in memory keep handlers busy until the next poll."""
 _STORE_US = 10_000
 """How long the first outcome since a flush waits for more outcomes, to be stored with them."""
 
@@ -155,6 +157,22 @@ class News:
             self._changed.notify()
         if self._on_wake is not None and not self._back_off.fails:
             self._on_wake(_STORE_US / 1e6)
+
+    def on_outcomes(self, rows: int) -> None:
+        """Called when outcomes can be stored, or were stored: a step begins at once.
+
+        Args:
+            rows: How many rows are in memory. While there are many the step only stores outcomes: a
+                poll after each batch would cost as much as the deliveries.
+        """
+        if rows < _PLENTY_ROWS:
+            self.wake()
+            return
+        with self._lock:
+            self._first_us = self._clock.boot_us() - _STORE_US
+            self._changed.notify()
+        if self._on_wake is not None:
+            self._on_wake(0.0)
 
     def on_free(self) -> None:
         """Called when a slot begins to wait: let a step report it soon, if there are members."""

@@ -86,6 +86,10 @@ class Member:
             ttl_ms=register.settings.lease_ms,
             is_dead=self.presence.is_dead,
         )
-        self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.news.wake)
+        self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.on_outcomes)
         self.failures = FailureLog(home)
         self.discards = Discards(home)
+
+    def on_outcomes(self) -> None:
+        """Wake the engine: outcomes can be stored, or were stored."""
+        self.news.on_outcomes(len(self.memory.known))

@@ -150,8 +150,10 @@ class Outbox(Part):
         is_awaited = one.careful and not is_stored
         delay_ms = outcome.delay_ms
         is_soon = delay_ms is not None and delay_ms < SOON_MS
-        if is_awaited or is_soon or len(self._done) % self._batch == 0:
+        if is_awaited or is_soon:
             self._news.wake()
+        elif len(self._done) % self._batch == 0:
+            self._news.on_outcomes(len(self._memory.known))
         elif is_first:
             self._news.on_first()
         if self._ready.gate is not None or one.gate is not None:
