@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -841,6 +842,59 @@ def test_what_was_stored_late_waits_for_a_claim_behind_a_head_after_an_error_of_
     queue.ack(behind)
     stage.drain(queue, other)
     assert seen.texts == ["late"]
+
+
+def test_a_claim_that_a_slow_owner_has_not_read_is_waited_for_by_the_next_owner(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue(
+        "mail", lanes=1, group_lanes=1, minute="1s", offset="1m", lease="1m"
+    )
+    for number in range(15):
+        late_ms = stage.clock.now_ms()
+        stage.clock.advance(2)
+        queue.put("claimed", group=f"{number}")
+    *others, claimed = queue.receive(15, visibility="1h")
+
+    def slow_down() -> None:
+        # So the next owner has read no row that is left, and the next pages are empty.
+        queue.ack(*others)
+        for nth in range(1, 13):
+            stage.faults.call("read", partial(stage.clock.advance, 6), nth=nth)
+        stage.faults.fail("read", nth=13)
+
+    stage.clock.advance(70)
+    slow = stage.connect().queue("mail")
+    stage.faults.call("take", slow_down)
+    with pytest.raises(StoreUnavailable):
+        slow.receive(wait="5m")
+    slow.close()
+    write(stage, queue, late_ms, b"late", group=claimed.group)
+    other = stage.connect().queue("mail")
+    assert other.receive(wait="20s") == []
+    queue.ack(claimed)
+    assert texts_of(other.receive(wait="20s")) == ["late"]
+
+
+def test_a_claim_that_is_given_up_in_a_pause_is_waited_for_after_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1m")
+    queue.put("first", group="f")
+    stage.clock.advance(10)
+    late_ms = stage.clock.now_ms()
+    stage.clock.advance(10)
+    queue.put("claimed", group="g")
+    _, claimed = queue.receive(10, visibility="10m")
+    queue.pause()
+    # The lanes are kept until a heartbeat has said that they are no longer read.
+    stage.clock.advance(4)
+    stage.faults.fail("note members")
+    with pytest.raises(StoreUnavailable):
+        queue.receive()
+    write(stage, queue, late_ms, b"late", group="g")
+    queue.resume()
+    assert queue.receive(wait="20s") == []
+    queue.ack(claimed)
+    assert texts_of(queue.receive(wait="20s")) == ["late"]
 
 
 def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(stage: Stage) -> None:
