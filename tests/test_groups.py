@@ -897,6 +897,26 @@ def test_a_claim_that_is_given_up_in_a_pause_is_waited_for_after_it(stage: Stage
     assert texts_of(queue.receive(wait="20s")) == ["late"]
 
 
+def test_a_claim_whose_lane_is_released_for_a_rest_is_waited_for_by_the_next_owner(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1s", offset="1m")
+    stage.clock.advance(10)
+    late_ms = stage.clock.now_ms()
+    stage.clock.advance(10)
+    queue.put("claimed", group="g")
+    [claimed] = queue.receive(visibility="1h")
+    stage.clock.advance(30)
+    resting = Consumer(stage.connect().queue("mail"), print)
+    stage.drive(resting, seconds=5)
+    resting._engine.rest.begin(stage.clock.now_ms() + 3_600_000)
+    write(stage, queue, late_ms, b"late", group="g")
+    other = stage.connect().queue("mail")
+    assert other.receive(wait="20s") == []
+    queue.ack(claimed)
+    assert texts_of(other.receive(wait="20s")) == ["late"]
+
+
 def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(stage: Stage) -> None:
     _with_late_put(stage, "h")
     seen = Recorder(stage.clock)

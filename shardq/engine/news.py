@@ -40,7 +40,7 @@ QUIET_IDLE_US = 250_000
 QUIET_US = 60_000_000
 """The pause is `QUIET_IDLE_US` once no row was seen for `QUIET_US`."""
 _PLENTY_ROWS = 1_000
-"""So many rows in memory keep handlers busy until the next poll."""
+"""Rows in memory that keep handlers busy until the next poll."""
 _STORE_US = 10_000
 """How long the first outcome since a flush waits for more outcomes, to be stored with them."""
 
