@@ -148,7 +148,7 @@ class Engine(Part):
         self._apply_limits()
         self._hanging = Hanging(member, self.outbox)
         self.pages = Pages(member)
-        self.reader = Reader(member, self.intake, self.groups, self.pages)
+        self.reader = Reader(member, self.intake, self.outbox, self.groups, self.pages)
         self.sweeper = Sweeper(member, self.intake, self.reader, self.groups, self.pages)
         self.lanes = Lanes(member, self.intake, self.groups, self.reader, self.pages, put_rate)
         self._gifts = Gifts(member, self.groups, self.lanes, self.outbox)

@@ -92,4 +92,6 @@ class Member:
 
     def on_outcomes(self) -> None:
         """Wake the engine: outcomes can be stored, or were stored."""
-        self.news.on_outcomes(len(self.memory.known))
+        memory = self.memory
+        awaits_room = any(lane.stalled for lane in memory.polled)
+        self.news.on_outcomes(0 if awaits_room else len(memory.known))

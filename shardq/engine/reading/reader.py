@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shardq.engine.reading.intake import Intake
     from shardq.engine.reading.lane import Lane
     from shardq.engine.reading.pages import Pages
+    from shardq.engine.storing.outbox import Outbox
     from shardq.model.message import Row
     from shardq.model.shard import Shard
 
@@ -81,12 +82,16 @@ class Reader(Part):
     """Reads rows of a member's lanes as they come due.
 
     Args:
+        outbox: Reports whether a batch of outcomes waits to be stored.
         groups: Reports whether memory has room for more rows of groups.
     """
 
-    def __init__(self, member: Member, intake: Intake, groups: GroupLanes, pages: Pages) -> None:
+    def __init__(
+        self, member: Member, intake: Intake, outbox: Outbox, groups: GroupLanes, pages: Pages
+    ) -> None:
         super().__init__(member)
         self._intake = intake
+        self._outbox = outbox
         self._pages = pages
         self._groups = groups
         self._ahead_next_us = 0
@@ -503,7 +508,8 @@ class Reader(Part):
             refused = self._read_pages(pages)
             left = [lane for lane in left if lane.number not in refused]
             self._set_horizon(until_ms)
-            if self._clock.boot_us() > until_us:
+            if self._clock.boot_us() > until_us or self._outbox.has_batch:
+                # The next step reads on, once this one has stored outcomes.
                 break
         for lane in left:
             if not lane.behind:

@@ -109,6 +109,7 @@ class Outbox(Part):
         self._failures = member.failures
         self._member = self._home.member
         self._batch = max(member.prefetch // 8, 1)
+        self._on_batch = member.on_outcomes
         self._share_ms = _SHARE_LOCAL_MS if self._store.is_local else _SHARE_MS
         self._errand_rows = max(self._batch, _ERRAND_ROWS_MIN)
         self._done: deque[tuple[Delivery, Outcome]] = deque()
@@ -153,7 +154,7 @@ class Outbox(Part):
         if is_awaited or is_soon:
             self._news.wake()
         elif len(self._done) % self._batch == 0:
-            self._news.on_outcomes(len(self._memory.known))
+            self._on_batch()
         elif is_first:
             self._news.on_first()
         if self._ready.gate is not None or one.gate is not None:
@@ -249,6 +250,11 @@ class Outbox(Part):
     def unended(self) -> int:
         """How many deliveries were handed out and have not ended; those that save acks count."""
         return sum(not one.has_ended for one in list(self._running.values()))
+
+    @property
+    def has_batch(self) -> bool:
+        """True if a batch of outcomes waits to be stored."""
+        return len(self._done) >= self._batch
 
     @property
     def is_empty(self) -> bool:
