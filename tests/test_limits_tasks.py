@@ -137,6 +137,29 @@ def test_jobs_of_a_task_run_no_more_at_once_than_it_allows_over_all_consumers(
     assert len({*seen}) == 90
 
 
+def test_a_backlog_of_short_jobs_runs_as_fast_as_a_task_may_run_them(tmp_path: Path) -> None:
+    pause, done = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def handle(message: Message) -> None:
+        pause.wait(0.005)
+        seen.append(message.text)
+        if len(seen) == 400:
+            done.set()
+
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail", limits={"tasks": {"slow": {"running": 2}}})
+        put(queue, "slow", 400)
+        consumer = Consumer(queue, handle, threads=4)
+        thread = threading.Thread(target=consumer.run, daemon=True)
+        thread.start()
+        is_done = done.wait(40)
+        consumer.stop()
+        thread.join(60)
+    assert is_done
+    assert len({*seen}) == 400
+
+
 def test_limits_of_tasks_are_changed_while_their_jobs_wait(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     seen = Recorder(stage.clock)

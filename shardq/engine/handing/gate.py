@@ -28,8 +28,6 @@ GATE_S = 0.5
 """Seconds from step to step while a queue has limits: shares are renewed in time."""
 _KEPT_US = 3_000_000
 """An unused share is kept for this long."""
-_RUN_US = 1_000_000
-"""How long a handler is taken to run, until it is known how often deliveries begin."""
 _TURN_MS = 3_000
 _TURN_INTERVALS = 20
 
@@ -139,10 +137,8 @@ class Gate:
 
     @property
     def usual_us(self) -> float:
-        """About how long it is from one delivery to the next, if there are always some to begin."""
-        limit = self._limit
-        by_running = _RUN_US / limit.running if limit.running else 0
-        return max((rate.interval_us for rate, _ in limit.rates), default=by_running)
+        """How long it is by the rates from one delivery to the next; 0: there is no rate."""
+        return max((rate.interval_us for rate, _ in self._limit.rates), default=0)
 
     def keep(self, due: int) -> bool:
         """Take, renew or give back shares, if it is time. From the thread that steps the engine.

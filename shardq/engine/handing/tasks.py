@@ -45,7 +45,10 @@ _EARLY: Final = 0.9
 """Postponement jobs return somewhat before their turns, so that tokens are not left over."""
 _MEASURED_MIN: Final = 10
 _MEASURED_US: Final = 10_000_000
+_MEASURED_US_MIN: Final = 1_000_000
 _MEASURED_US_MAX: Final = 60_000_000
+_QUICK_US: Final = 5_000
+"""How long it is taken to be from one job to the next without a rate, until it is measured."""
 _STORED_MS: Final = 3_000
 """A task that is held back for longer is so everywhere: shorter, and it is over as others know."""
 _LONGER_MS: Final = 1_000
@@ -77,17 +80,22 @@ class TaskLine:
     def measure(self, now_us: int) -> None:
         """Measure how often jobs begin, over a span in which jobs always wait.
 
-        Until a whole span has been measured, assume that jobs begin as often as the limits allow.
-        Too slow a pace would leave tokens unused; too quick a pace costs one more move.
+        Until a whole span has been measured, assume that jobs begin as often as the rates allow, or
+        quickly. Too slow a pace would leave limits unused; too quick a pace costs one more move.
         """
-        self.pace_us = self.pace_us or self.gate.usual_us
-        begun, took_us = self.gate.begun - self._from_begun, now_us - self._from_us
+        usual_us = self.gate.usual_us
         if not self.line.heads:
-            self._from_us = 0
+            # Jobs that wait elsewhere may have been moved too far.
+            self._from_us, self.pace_us = 0, 0.0
             return
-        is_whole = self._from_us and took_us >= _MEASURED_US and begun >= _MEASURED_MIN
+        self.pace_us = self.pace_us or usual_us or _QUICK_US
+        begun, took_us = self.gate.begun - self._from_begun, now_us - self._from_us
+        span_us = _MEASURED_US if usual_us else _MEASURED_US_MIN
+        is_whole = self._from_us and took_us >= span_us and begun >= _MEASURED_MIN
         if is_whole:
-            self.pace_us = max(self.gate.usual_us, took_us / begun)
+            self.pace_us = max(usual_us, took_us / begun)
+        elif self._from_us and not usual_us and took_us >= _MEASURED_US:
+            self.pace_us = max(self.pace_us, took_us / (begun + 1))
         if is_whole or not self._from_us or took_us >= _MEASURED_US_MAX:
             self._from_us, self._from_begun = now_us, self.gate.begun
 
