@@ -1036,7 +1036,8 @@ class Queue(Scheduled):
             if of == "group":
                 groups = with_pause(now.group_limits, named, paused=paused)
                 return replace(now, group_limits=groups)
-            limit = with_pause_of(now.queue_limit, of, named, paused=paused)
+            now_ms = self._home.clock.now_ms()
+            limit = with_pause_of(now.queue_limit, of, named, now_ms, paused=paused)
             return replace(now, queue_limit=limit)
 
         self._home.register.change(lambda now: [changed(now)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -352,6 +353,67 @@ def test_a_job_that_is_limited_briefly_holds_its_task_back_where_it_ran(stage: S
     assert sum(at < charged[0] + 2_000_000 for at in charged) == 1
     assert max(of_task(seen, "send")) < charged[1]
     assert not queue.settings.queue_limit
+
+
+def test_a_hold_that_a_job_makes_somewhat_longer_lasts_as_long(tmp_path: Path) -> None:
+    pause, both, done = threading.Event(), threading.Barrier(2), threading.Event()
+    begun: list[tuple[str, int]] = []
+
+    def handle(message: Message) -> None:
+        texts = {text for text, _ in begun}
+        begun.append((message.text, time.monotonic_ns()))
+        if message.text in {*texts, *"cdef"}:
+            if len(begun) == 9:
+                done.set()
+            return
+        both.wait(30)
+        if message.text == "a":
+            raise Limited("600ms", "429")
+        while not any(one.last_error == "429" for one in queue.peek()):
+            pause.wait(0.005)
+        begun.append(("refused", time.monotonic_ns()))
+        raise Limited("1500ms")
+
+    with shardq.connect(f"sqlite:///{tmp_path}/jobs.db") as db:
+        queue = db.queue("mail")
+        queue.put_many({"body": text, "headers": {TASK_HEADER: "t"}} for text in "abcdef")
+        consumer = Consumer(queue, handle, threads=2)
+        thread = threading.Thread(target=consumer.run, daemon=True)
+        thread.start()
+        assert done.wait(30)
+        consumer.stop()
+        thread.join(60)
+    refused_ns = next(at_ns for text, at_ns in begun if text == "refused")
+    held = [at_ns - refused_ns for text, at_ns in begun if at_ns > refused_ns]
+    assert min(held) >= 1_490_000_000
+
+
+def test_jobs_of_a_task_that_is_held_back_for_long_follow_its_end_by_hand(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def refuse(message: Message) -> None:
+        if len(seen.texts) == 1:
+            raise Limited("400d")
+
+    seen = Recorder(stage.clock, refuse)
+    consumer = Consumer(queue, seen)
+    put(queue, "charge", 1)
+    stage.drive(consumer, seconds=2)
+    put(queue, "charge", 50)
+    stage.drive(consumer, seconds=30)
+    assert len(seen.texts) == 1
+    queue.resume(task="charge")
+    stage.drive(consumer, seconds=7)
+    assert len(seen.texts) == 51
+
+
+def test_pauses_that_are_over_make_room_for_others(stage: Stage) -> None:
+    tasks = [f"t{number}" for number in range(1_000)]
+    until = dict.fromkeys(tasks, "2020-01-01T00:00:00Z")
+    queue = stage.connect().queue("mail", limits={"paused": {"tasks": tasks, "until": until}})
+    queue.pause(task="charge")
+    [pause] = queue_limit_of(queue.settings.queue_limit).paused
+    assert pause.names == "charge"
 
 
 def test_a_task_that_is_held_back_is_resumed_by_hand(stage: Stage) -> None:

@@ -276,6 +276,22 @@ class QueueLimit(NamedTuple):
             return self
         return self._replace(paused=tuple(one for one in self.paused if not one.is_over(now_ms)))
 
+    def with_holds(self, holds: Iterable[Pause], now_ms: int) -> QueueLimit:
+        """Return these limits with pauses of tasks until a time; pauses that are over go.
+
+        Args:
+            holds: The pauses. None of them shortens a pause of the same task.
+            now_ms: Now, epoch milliseconds.
+        """
+        limit = self.at(now_ms)
+        paused = {(pause.of, pause.names): pause for pause in limit.paused}
+        for hold in holds:
+            before = paused.get((hold.of, hold.names))
+            is_new = before is None and len(paused) < RULES_MAX and can_be_paused(hold.names)
+            if is_new or (before is not None and 0 < before.until_ms < hold.until_ms):
+                paused[hold.of, hold.names] = hold
+        return limit._replace(paused=tuple(sorted(paused.values())))
+
     def pause_of(self, row: Row, now_ms: int) -> Pause | None:
         """Return the pause that holds for a message; None if its task and its key have none."""
         if not self.paused:
@@ -484,42 +500,26 @@ def with_pause(stored: str, groups: str, *, paused: bool) -> str:
     return read_groups(json.loads(_said(GroupLimits(limits.each, limits.rules, names)))).to_json()
 
 
-def with_pause_of(stored: str, of: str, names: str, *, paused: bool) -> str:
+def with_pause_of(stored: str, of: str, names: str, now_ms: int, *, paused: bool) -> str:
     """Return limits of a queue in which tasks or keys are paused, or are not any more.
 
     Args:
         stored: The limits, in their stored form.
         of: `task` or `key`.
         names: The name or pattern of the tasks or keys.
+        now_ms: Now, epoch milliseconds: pauses that are over make room for one.
         paused: True to pause them.
 
     Raises:
         BadSetting: If the name cannot be used, or nothing is paused by it that is to be resumed.
     """
     limits = queue_limit_of(stored)
+    limits = limits.at(now_ms) if paused else limits
     present = {pause.names: pause for pause in limits.paused if pause.of == of}
     others = [pause for pause in limits.paused if pause.of != of]
     left = _paused_names(present, names, of, paused=paused)
     changed = [Pause(of, one) if one == names else present[one] for one in left]
     return read_limits(limits._replace(paused=(*others, *changed)).to_options()).to_json()
-
-
-def with_holds(stored: str, holds: Iterable[Pause], now_ms: int) -> str:
-    """Return limits of a queue in which tasks are paused until a time; pauses that are over go.
-
-    Args:
-        stored: The limits, in their stored form.
-        holds: The pauses. None of them shortens a pause of the same task.
-        now_ms: Now, epoch milliseconds.
-    """
-    limits = queue_limit_of(stored).at(now_ms)
-    paused = {(pause.of, pause.names): pause for pause in limits.paused}
-    for hold in holds:
-        before = paused.get((hold.of, hold.names))
-        is_new = before is None and len(paused) < RULES_MAX and can_be_paused(hold.names)
-        if is_new or (before is not None and 0 < before.until_ms < hold.until_ms):
-            paused[hold.of, hold.names] = hold
-    return limits._replace(paused=tuple(sorted(paused.values()))).to_json()
 
 
 def can_be_paused(task: str) -> bool:

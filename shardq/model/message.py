@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -826,10 +827,14 @@ def task_of(row: Row) -> str | None:
     """
     if not row.headers or TASK_HEADER not in row.headers:
         return None
-    with suppress(StoreCorrupt):
-        task = read_headers(row).get(TASK_HEADER)
-        return task and sound_text(task)[:_TASK_CHARS_MAX]
-    return None
+    return _task_in(row.headers)
+
+
+@lru_cache(maxsize=1_024)
+def _task_in(headers: str) -> str | None:
+    # Many jobs of a task have the same headers.
+    task = (_read_headers(headers) or {}).get(TASK_HEADER)
+    return task and sound_text(task)[:_TASK_CHARS_MAX]
 
 
 def read_headers(row: Row) -> dict[str, str]:
@@ -840,13 +845,18 @@ def read_headers(row: Row) -> dict[str, str]:
     """
     if not row.headers:
         return {}
-    try:
-        headers = json.loads(row.headers)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(row, "headers", row.headers) from error
-    if not isinstance(headers, dict) or not all(type(one) is str for one in headers.values()):
+    headers = _read_headers(row.headers)
+    if headers is None:
         raise _damaged(row, "headers", row.headers)
     return headers
+
+
+def _read_headers(stored: str) -> dict[str, str] | None:
+    with suppress(ValueError, TypeError, RecursionError):
+        headers = json.loads(stored)
+        if isinstance(headers, dict) and all(type(one) is str for one in headers.values()):
+            return headers
+    return None
 
 
 def key_of(row: Row) -> MessageKey | None:

@@ -21,6 +21,7 @@ from shardq.engine.groups.slow import SlowRates
 from shardq.engine.groups.waiting import WaitingList
 from shardq.engine.handing.care import Care
 from shardq.engine.handing.starts import Starts
+from shardq.engine.handing.tasks import TaskLines
 from shardq.engine.leases.lease import MemberLeases
 from shardq.engine.members.sharing import Sharing
 from shardq.engine.reading.intake import Intake
@@ -440,6 +441,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a pause of a task is not heeded": (
         (QueueLimit, "line_of", "if (pause := self.pause_of(row, now_ms)) is not None:", "if pause := None:"),
+        (TaskLines, "_line_of", "if self._paused:", "if False:"),
     ),
     "a token of a slow rate is given to each owner": (
         (SlowRates, "_adopt", "None if is_none else full_us", "None"),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shardq.engine.handing.delivery import HeadLine
 from shardq.engine.handing.gate import Gate
 from shardq.engine.members.part import Part
-from shardq.model.limits import AWAY_MS, LATE, Pause, queue_limit_of, with_holds
+from shardq.model.limits import AWAY_MS, LATE, RULES_MAX, Pause, can_be_paused, queue_limit_of
 from shardq.model.message import task_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardq.engine.storing.outbox import Outbox
     from shardq.model.limits import QueueLimit
     from shardq.model.message import Row
+    from shardq.model.settings import Settings
 
 _ROWS_MAX: Final = 100
 """The most jobs of one task that stay where they are while the task waits for its limits."""
@@ -51,8 +52,9 @@ _QUICK_US: Final = 5_000
 """How long it is taken to be from one job to the next without a rate, until it is measured."""
 _STORED_MS: Final = 3_000
 """A task that is held back for longer is so everywhere: shorter, and it is over as others know."""
-_LONGER_MS: Final = 1_000
-"""Do not hold a task back anew for less than this: several of its jobs are refused at a time."""
+_PART: Final = 4
+"""A hold that is longer by less than this part of it begins with the next step: several jobs of a
+task are refused at a time."""
 
 
 class TaskLine:
@@ -126,7 +128,10 @@ class TaskLines(Part):
         self._has_begun = has_begun
         self._lock = self._ready.waiters.lock
         self._lines: dict[str | Pause, TaskLine] = {}
-        self._limit = queue_limit_of("")
+        self._limit = self._others = queue_limit_of("")
+        """The limits, and the limits without `_paused`."""
+        self._paused: dict[str, Pause] = {}
+        """Task -> its pause by its name: there may be many, and each row looks for its own."""
         self._holds: dict[str, int] = {}
         """Task -> until when it is held back, epoch milliseconds; as long as the settings do not
         say so."""
@@ -142,11 +147,21 @@ class TaskLines(Part):
         """Let the limits and pauses in the queue's settings hold from now on."""
         with self._lock:
             former, limit = self._limit, self._present()
-            self._limit = limit
             held = [(one.tasks, one.paused, one.catch_up) for one in (former, limit)]
             if held[0] == held[1]:
-                return
-            waiting = self._ready.remove(lambda _: True)
+                self._set(limit)
+            else:
+                self._adopt(limit)
+
+    def _adopt(self, limit: QueueLimit, task: str | None = None) -> None:
+        """Let other limits hold.
+
+        Args:
+            task: The task whose jobs alone they concern; None: all messages.
+        """
+        with self._lock:
+            self._set(limit)
+            waiting = self._ready.remove(lambda one: task in (None, task_of(one.row)))
             lines = {line.line for line in self._lines.values()}
             for one in waiting:
                 one.limit(None, None if one.line in lines else one.line)
@@ -158,38 +173,63 @@ class TaskLines(Part):
                 has_limits = task is not None and self._has_line(task)
                 one.limit(self._line(task).gate if task and has_limits else None, one.line)
 
+    def _set(self, limit: QueueLimit) -> None:
+        self._limit = limit
+        self._paused = {
+            pause.names: pause
+            for pause in limit.paused
+            if pause.of == "task" and can_be_paused(pause.names)
+        }
+        others = (one for one in limit.paused if self._paused.get(one.names) is not one)
+        self._others = limit._replace(paused=tuple(others))
+
+    def _line_of(self, row: Row) -> str | Pause | None:
+        now_ms = self._clock.now_ms()
+        if self._paused:
+            pause = self._paused.get(task_of(row) or "")
+            if pause is not None and not pause.is_over(now_ms):
+                return pause
+        return self._others.line_of(row, now_ms)
+
     def _present(self) -> QueueLimit:
         """The limits that hold now, with the tasks that this process holds back."""
-        now_ms, stored = self._clock.now_ms(), self._register.settings.queue_limit
+        now_ms = self._clock.now_ms()
+        stored = queue_limit_of(self._register.settings.queue_limit).at(now_ms)
         self._holds = {task: at_ms for task, at_ms in self._holds.items() if at_ms > now_ms}
-        holds = [Pause("task", task, at_ms) for task, at_ms in self._holds.items()]
-        held = with_holds(stored, holds, now_ms) if holds else stored
+        held = stored.with_holds(self._pauses(), now_ms)
         if held == stored:
             self._holds.clear()
-        return queue_limit_of(held).at(now_ms)
+        return held
+
+    def _pauses(self) -> list[Pause]:
+        return [Pause("task", task, at_ms) for task, at_ms in self._holds.items()]
 
     def hold(self, task: str, delay_ms: int) -> None:
         """Hand out no job of a task for a while: here at once, elsewhere when it is stored."""
-        until_ms = self._clock.now_ms() + delay_ms
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + delay_ms
         with self._lock:
-            held = (one for one in self._limit.paused if (one.of, one.names) == ("task", task))
-            before = next(held, None)
-            is_held = before is not None and not before.until_ms
-            if not is_held and until_ms - (before.until_ms if before else 0) > _LONGER_MS:
-                self._holds[task] = until_ms
-                self.follow()
+            before = self._paused.get(task)
+            ends_ms = now_ms if before is None else before.until_ms
+            others = [pause for pause in self._limit.paused if pause is not before]
+            has_room = len(others) < RULES_MAX and can_be_paused(task)
+            if not 0 < ends_ms < until_ms or not has_room:
+                return
+            self._holds[task] = max(self._holds.get(task, 0), until_ms)
+            if until_ms - max(ends_ms, now_ms) > delay_ms // _PART:
+                paused = sorted([*others, Pause("task", task, until_ms)])
+                self._adopt(self._limit._replace(paused=tuple(paused)), task)
 
     # Called by `ready` ----------------------------------------------------------------------------
 
     def has_limits(self, row: Row) -> bool:
         """True if a row is paused or late, or its task has limits."""
-        return self._limit.line_of(row, self._clock.now_ms()) is not None
+        return self._line_of(row) is not None
 
     def limit(self, waiting: Iterable[Delivery]) -> None:
         """Record the limits of their tasks in rows that are about to wait for a handler."""
-        now_ms = self._clock.now_ms()
         for one in waiting:
-            if (name := self._limit.line_of(one.row, now_ms)) is not None:
+            if (name := self._line_of(one.row)) is not None:
                 line = self._line(name)
                 one.limit(line.gate, line.line if one.line is None else one.line)
 
@@ -244,11 +284,16 @@ class TaskLines(Part):
             True if pauses have ended.
         """
         now_ms = self._clock.now_ms()
-        holds = [Pause("task", *hold) for hold in self._holds.items()]
+        with self._lock:
+            holds = self._pauses()
         if any(hold.until_ms > now_ms + _STORED_MS for hold in holds):
-            self._register.change(
-                lambda now: [replace(now, queue_limit=with_holds(now.queue_limit, holds, now_ms))]
-            )
+
+            def changed(now: Settings) -> Settings:
+                limit = queue_limit_of(now.queue_limit).with_holds(holds, now_ms)
+                return replace(now, queue_limit=limit.to_json())
+
+            self._register.change(lambda now: [changed(now)])
+        if holds:
             self.follow()
         has_ended = any(pause.is_over(now_ms) for pause in self._limit.paused)
         if has_ended:
@@ -304,7 +349,7 @@ class TaskLines(Part):
                 is_soon, at_us = waited_us < _AWAY_US, now_us + max(waited_us, _STAY_US)
                 if line.until_ms:
                     at_us = now_us + 1_000 * (line.until_ms - now_ms)
-                    is_soon = at_us - now_us < _STAY_US
+                    is_soon = is_soon or at_us - now_us < _STAY_US
             may_stay = is_soon and (stay < _ROWS_MAX or at_us - now_us < _NEXT_US)
             if not self._may_move(one) or (may_stay and kept[lane] < of_lane_max):
                 stay += 1
