@@ -925,28 +925,39 @@ def test_a_new_owner_reads_rows_before_the_claims_that_the_former_owner_left(sta
     assert seen.texts == ["late"]
 
 
-@pytest.mark.parametrize("is_extended", [False, True])
-def test_a_claim_keeps_its_place_of_several_under_the_next_owner(
-    stage: Stage, is_extended: bool
-) -> None:
+@pytest.mark.parametrize("end", ["closed", "extended", "gone"])
+def test_a_claim_keeps_its_place_of_several_under_the_next_owner(stage: Stage, end: str) -> None:
     queue = stage.connect().queue(
-        "mail", lanes=1, group_lanes=1, minute="1s", offset="1m", groups={"places": 2}
+        "mail", lanes=1, group_lanes=1, minute="1s", offset="1m", groups={"places": 3}
     )
     stage.clock.advance(10)
     late_ms = stage.clock.now_ms()
     stage.clock.advance(20)
-    queue.put("claimed", group="g")
-    [claimed] = queue.receive(visibility="10s")
+    claims: list[Message | str] = []
+    for _ in range(2):
+        queue.put("claimed", group="g")
+        claims += queue.receive(visibility="1m")
+        stage.clock.advance(2)
     other = stage.connect().queue("mail")
-    if is_extended:
-        stage.clock.advance(8)
+    if end == "extended":
+        stage.clock.advance(52)
         assert queue.receive() == []
-        other.extend(claimed, "1m")
-        stage.clock.advance(3)
-    queue.close()
-    for n in range(3):
+        claims = [other.extend(claim, "1m") for claim in claims]
+        stage.clock.advance(7)
+    if end == "gone":
+        stage.clock.advance(20)
+    else:
+        queue.close()
+    for n in range(4):
         write(stage, queue, late_ms, f"late {n}".encode(), group="g")
-    assert [message.text for message in other.receive(3)] == ["late 0"]
+    got = other.receive(4, wait="3s")
+    assert texts_of(got) == ["late 0"]
+    assert other.receive(4, wait="3s") == []
+    other.ack(*got, claims[0])
+    assert texts_of(other.receive(4, wait="3s")) == ["late 1", "late 2"]
+    assert other.receive(4, wait="3s") == []
+    other.ack(claims[1])
+    assert texts_of(other.receive(4, wait="3s")) == ["late 3"]
 
 
 def test_no_minute_stays_listed_that_is_emptied_from_behind() -> None:
