@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -1090,6 +1092,25 @@ def test_a_budget_holds_for_dues_of_a_far_year(world: World) -> None:
     queue.put_many(items)
     minutes = Counter(f"{message.due:%Y %H:%M}" for message in queue.peek(30))
     assert minutes == {"2099 09:00": 10, "2099 09:01": 10, "2099 09:02": 5}
+
+
+@on_each_store
+def test_producers_that_put_at_once_share_one_budget(world: World) -> None:
+    queue = world.connect().queue(world.queue_name(), limits={"budget": "10/m"})
+    producers = [world.connect().queue(queue.name) for _ in range(4)]
+    together = threading.Barrier(len(producers))
+
+    def put(producer: Queue) -> None:
+        for hour in range(10):
+            together.wait(30)
+            due = f"2099-01-01T{hour:02}:00:00Z"
+            producer.put_many({"body": "x", "due": due, "spread": "10m"} for _ in range(10))
+
+    with ThreadPoolExecutor(len(producers)) as pool:
+        assert not any(pool.map(put, producers))
+    minutes = Counter(f"{message.due:%H:%M}" for message in queue.peek(500))
+    assert minutes.total() == 400
+    assert max(minutes.values()) == 10
 
 
 def test_without_a_budget_a_spread_is_at_random(stage: Stage) -> None:

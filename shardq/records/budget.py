@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from shardq import locks
@@ -111,11 +112,14 @@ class Budget:
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
             nonlocal block
             seen = values["shares"]
-            taken = int(seen) if seen is not None and seen.isdecimal() else 0
+            count = (seen or "").partition(" ")[0]
+            taken = int(count) if count.isdecimal() else 0
             block = taken, max(min(taken + size, rate.number), taken)
             if block[1] == taken:
                 return None
-            return Change(*place, {"shares": seen}, {"shares": f"{block[1]}"}, ttl_ms=ttl_ms)
+            # The token tells this block from one of the same size that another process takes.
+            shares = f"{block[1]} {secrets.token_hex(4)}"
+            return Change(*place, {"shares": seen}, {"shares": shares}, ttl_ms=ttl_ms)
 
         seen = self._store.notes(LIMITS, partition, [name]).get(name)
         present = {(partition, (name,)): {"shares": seen}}
