@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from reading import reading, write
@@ -11,6 +12,9 @@ from stages import either_stage  # noqa: F401 - a fixture
 from shardq import Consumer, Queue, Retry
 from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BAND_0 = list(range(0, 24, 3))
 
@@ -44,22 +48,26 @@ def test_a_priority_that_another_process_puts_to_for_the_first_time_is_polled_in
     assert max(seen.late_ms) <= 3_200
 
 
-def test_settings_are_read_upon_news_only_while_a_band_is_unused_and_at_a_bounded_rate() -> None:
+def test_settings_are_read_upon_news_of_others_while_a_band_is_unused_at_a_bounded_rate() -> None:
     with Stage(local=True) as stage:
         queue = stage.connect().queue("mail")
         consumer, _ = reading(stage, queue)
         stage.drive(consumer, seconds=3)
-        register = queue._home.register
-        for expected in (10, 0):
+        register, news = queue._home.register, consumer._engine.news
+
+        def read(tell: Callable[[], object]) -> int:
             before = stage.faults.calls["records queues"]
             for _ in range(100):
                 stage.clock.advance(0.01)
-                consumer._engine.news.on_put(stage.clock.now_ms())
+                tell()
                 consumer.step()
-            read = stage.faults.calls["records queues"] - before
-            assert expected <= read <= expected + 3
-            register.use_band(2)
-            register.use_groups()
+            return stage.faults.calls["records queues"] - before
+
+        assert read(lambda: news.on_put(stage.clock.now_ms())) <= 3
+        assert 10 <= read(news.on_change) <= 13
+        register.use_band(2)
+        register.use_groups()
+        assert read(news.on_change) <= 3
 
 
 def test_a_queue_whose_bands_are_unused_is_read_no_more_than_one_without_them(

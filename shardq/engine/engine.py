@@ -204,7 +204,7 @@ class Engine(Part):
             new = self._work(self._read_briefly) if self.rest.is_over() else 0
             self.release_idle()
             return self._delay(new, is_open=True)
-        self.lanes.quiet.follow(has_news=self.news.is_near)
+        self.lanes.quiet.follow(has_news=self.news.is_of_others)
         settings = self._follow_settings()
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)

@@ -196,6 +196,12 @@ class News:
         """True if a row was put that is due soon, and no step has looked for it yet."""
         return self._near is not None
 
+    @property
+    def is_of_others(self) -> bool:
+        """True if another process may have put a row that no step has looked for yet."""
+        near = self._near
+        return near is not None and near.first_ms < near.own_ms
+
     @contextmanager
     def looking(self) -> Iterator[Near | None]:
         """The rows that a step looks for; if the step fails, the next one looks for any rows."""

@@ -66,7 +66,11 @@ class Quiet:
         return self._register.layout
 
     def follow(self, *, has_news: bool) -> None:
-        """Reread the settings if the news may be the first put to a band."""
+        """Reread the settings if the news may be another process's first put to a band.
+
+        Args:
+            has_news: True if another process may have put a row.
+        """
         now_us = self._clock.boot_us()
         if has_news and self._register.has_unused_lanes and now_us >= self._read_us:
             self._read_us = now_us + _SETTINGS_US
