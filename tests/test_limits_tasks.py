@@ -13,6 +13,7 @@ import shardq
 from shardq import Consumer, Limited, Message
 from shardq.errors import BadSetting
 from shardq.inspection.state import Where
+from shardq.lifecycle.fate import Fate, Outcome
 from shardq.model.limits import queue_limit_of
 from shardq.model.message import TASK_HEADER
 from shardq.model.times import due_ms
@@ -433,6 +434,61 @@ def test_a_task_that_is_held_back_is_resumed_by_hand(stage: Stage) -> None:
     queue.resume(task="charge")
     stage.drive(consumer, seconds=600)
     assert len(seen.texts) == 6
+
+
+def test_a_pause_is_seldom_stored_while_jobs_that_run_are_limited_one_by_one(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    put(queue, "charge", 60)
+    engine = Consumer(queue, print)._engine
+    engine.step()
+    taken = [engine.ready.take() for _ in range(50)]
+    version = queue._home.register.version
+    for one in taken:
+        assert one is not None
+        engine.outbox.finish(one, Outcome(Fate.SNOOZE, 10_000, is_limit=True))
+        engine.step()
+        stage.clock.advance(0.1)
+    queue._home.register.refresh(force=True)
+    assert queue._home.register.version - version <= 3
+    seen = Recorder(stage.clock)
+    limited_us = stage.clock.boot_us() + 9_900_000
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=30)
+    assert len(seen.texts) == 60
+    assert min(seen.at_us) >= limited_us
+
+
+def test_a_pause_that_is_stored_closes_the_limits_of_its_queue_for_no_other_task(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", limits={"running": 5})
+    put(queue, "charge", 1)
+    put(queue, "send", 1)
+    engine = Consumer(queue, print)._engine
+    engine.step()
+    charge = engine.ready.take()
+    assert charge is not None
+    engine.outbox.finish(charge, Outcome(Fate.SNOOZE, 10_000, is_limit=True))
+    engine.step()
+    assert queue_limit_of(engine.home.register.settings.queue_limit).paused
+    assert engine.ready.take() is not None
+
+
+def test_a_task_that_is_held_back_is_no_difference_to_the_limits_that_a_program_asks_for(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = stage.connect().queue("mail", limits={"running": 5})
+
+    def refuse(_message: Message) -> None:
+        raise Limited("1h")
+
+    put(queue, "charge", 1)
+    stage.drive(Consumer(queue, refuse), seconds=2)
+    assert queue_limit_of(queue.settings.queue_limit).paused
+    caplog.clear()
+    stage.connect().queue("mail", limits={"running": 5})
+    assert not caplog.records
+    stage.connect().queue("mail", limits={"running": 6})
+    assert 'not {"running":6}' in caplog.text
 
 
 def test_limits_are_of_a_task_and_not_of_a_put(stage: Stage) -> None:

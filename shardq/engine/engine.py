@@ -292,8 +292,11 @@ class Engine(Part):
 
     def _keep_limits(self) -> None:
         """Take shares of limits, and move the jobs that wait for long."""
-        has_changed = self.ready.gate is not None and self._gate.keep(self.ready.due)
-        if self._tasks.keep() or has_changed:
+        # The tasks first: a pause that they store closes the gate until it has read the settings.
+        has_changed = self._tasks.keep()
+        if self.ready.gate is not None:
+            has_changed = self._gate.keep(self.ready.due) or has_changed
+        if has_changed:
             self.ready.reopen()
         self._tasks.postpone()
 

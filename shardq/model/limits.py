@@ -292,6 +292,11 @@ class QueueLimit(NamedTuple):
                 paused[hold.of, hold.names] = hold
         return limit._replace(paused=tuple(sorted(paused.values())))
 
+    @property
+    def lasting(self) -> QueueLimit:
+        """These limits without the pauses that end by themselves."""
+        return self._replace(paused=tuple(one for one in self.paused if not one.until_ms))
+
     def pause_of(self, row: Row, now_ms: int) -> Pause | None:
         """Return the pause that holds for a message; None if its task and its key have none."""
         if not self.paused:

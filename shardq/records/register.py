@@ -22,6 +22,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.model import names, settings
+from shardq.model.limits import queue_limit_of
 from shardq.model.receipt import Signer
 from shardq.model.settings import FIRST_LANE_MAX, GROUP_LANE_MAX, LANES_MAX, Settings
 from shardq.stores.tables import QUEUES, Change, QueueRecord
@@ -409,10 +410,13 @@ class Register:
             BadSetting: If a setting is unknown, unreadable or out of bounds, or fixed at creation
                 and different.
         """
-        asked = replace(self.settings, **settings.read_choices(given))
+        # Pauses that end by themselves come from handlers: nobody has chosen them.
+        limits = queue_limit_of(self.settings.queue_limit).lasting.to_json()
+        chosen = replace(self.settings, queue_limit=limits)
+        asked = replace(chosen, **settings.read_choices(given))
         differing = []
         for name, choice in settings.CHOICES.items():
-            present = settings.text_of(self.settings, name)
+            present = settings.text_of(chosen, name)
             wanted = settings.text_of(asked, name)
             if present == wanted:
                 continue

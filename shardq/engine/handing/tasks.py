@@ -51,7 +51,7 @@ _MEASURED_US_MAX: Final = 60_000_000
 _QUICK_US: Final = 5_000
 """How long it is taken to be from one job to the next without a rate, until it is measured."""
 _STORED_MS: Final = 3_000
-"""A task that is held back for longer is so everywhere: shorter, and it is over as others know."""
+"""A longer hold is stored for other processes; a shorter one would end before they read it."""
 _PART: Final = 4
 """A hold that is longer by less than this part of it begins with the next step: several jobs of a
 task are refused at a time."""
@@ -62,7 +62,7 @@ class TaskLine:
 
     Args:
         gate: The limits.
-        until_ms: When a pause ends by itself, epoch milliseconds; 0: nobody knows, or it is none.
+        until_ms: When a pause ends by itself, epoch milliseconds; 0 for any other line.
 
     Attributes:
         line: The jobs that are due, in `ready`.
@@ -133,8 +133,8 @@ class TaskLines(Part):
         self._paused: dict[str, Pause] = {}
         """Task -> its pause by its name: there may be many, and each row looks for its own."""
         self._holds: dict[str, int] = {}
-        """Task -> until when it is held back, epoch milliseconds; as long as the settings do not
-        say so."""
+        """Task -> the end of a pause that the settings do not have, or not for as long, epoch
+        milliseconds."""
         outbox.hold_task = self.hold
 
     @property
@@ -285,15 +285,17 @@ class TaskLines(Part):
         """
         now_ms = self._clock.now_ms()
         with self._lock:
-            holds = self._pauses()
-        if any(hold.until_ms > now_ms + _STORED_MS for hold in holds):
+            holds = [one for one in self._pauses() if one.until_ms > now_ms + _STORED_MS]
 
-            def changed(now: Settings) -> Settings:
-                limit = queue_limit_of(now.queue_limit).with_holds(holds, now_ms)
-                return replace(now, queue_limit=limit.to_json())
+        def changed(now: Settings) -> Settings:
+            limit = queue_limit_of(now.queue_limit)
+            short = _short(limit, holds, now_ms)
+            held = limit.with_holds(short, now_ms).to_json() if short else now.queue_limit
+            return replace(now, queue_limit=held)
 
+        if _short(queue_limit_of(self._register.settings.queue_limit), holds, now_ms):
             self._register.change(lambda now: [changed(now)])
-        if holds:
+        if self._holds:
             self.follow()
         has_ended = any(pause.is_over(now_ms) for pause in self._limit.paused)
         if has_ended:
@@ -367,6 +369,18 @@ class TaskLines(Part):
             return False
         lane = self._memory.lanes.get(one.row.shard.lane)
         return lane is not None and one.row.shard.minute > lane.sealed
+
+
+def _short(limit: QueueLimit, holds: Iterable[Pause], now_ms: int) -> list[Pause]:
+    """Choose the holds of which the settings have no pause, or one of less than half the time left.
+
+    So a refusal of each job that runs costs no write of its own.
+    """
+    ends_ms = {one[:2]: one.until_ms for one in limit.paused}
+    pairs = ((hold, ends_ms.get(hold[:2], now_ms)) for hold in holds)
+    return [
+        hold for hold, at_ms in pairs if at_ms and 2 * (at_ms - now_ms) < hold.until_ms - now_ms
+    ]
 
 
 def _limit_of(name: str | Pause, limit: QueueLimit) -> QueueLimit:
