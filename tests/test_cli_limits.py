@@ -43,3 +43,39 @@ def test_the_limits_of_a_queue_and_its_tasks_are_listed_after_those_of_its_group
         {"queue": {"rate": "10/s", "running": 5}},
         {"task": "shop.*", "running": 3},
     ]
+
+
+def test_a_pause_of_a_group_is_named_with_the_command_that_ends_it(shell: Shell) -> None:
+    with shardq.connect(shell.url) as db:
+        db.queue("mail").pause(group="vip-*")
+    ended = "It is paused by vip-*: `shardq queues resume mail --group 'vip-*'`.\n"
+    assert shell.ok("limits", "mail", "vip-7").out.endswith(ended)
+
+
+def test_limits_are_removed_only_where_there_were_some(shell: Shell) -> None:
+    with shardq.connect(shell.url) as db:
+        db.queue("mail", groups={"places": 2, "vip-*": {"rate": "10/s"}})
+    for groups in ("vip-*", "*"):
+        told = [shell.ok("limits", "mail", groups, "--remove").out for _ in range(2)]
+        assert told[0].endswith("; its own limits are removed\n")
+        assert told[1].endswith("; there were no limits of its own\n")
+
+
+def test_limits_and_pauses_that_a_change_of_others_removes_are_named(shell: Shell) -> None:
+    tasks = {"shop.charge": {"rate": "10/s", "running": 5}, "shop.send": {"running": 2}}
+    limits = {"rate": "9/s", "tasks": tasks, "paused": {"keys": ["order-7"]}}
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail", groups={"places": 2, "vip-*": {"tier": 3}}, limits=limits)
+        queue.pause(group="vip-7")
+    given = '{"catch_up": "50/s", "tasks": {"shop.charge": {"rate": "20/s"}}}'
+    assert shell.ok("queues", "alter", "mail", "--limits", given).out == (
+        "mail: changed limits\nmail: removed what was there before: rate, "
+        "running of task shop.charge, running of task shop.send, the pause of key order-7\n"
+    )
+    assert shell.ok("queues", "alter", "mail", "--groups", '{"places": 3}').out == (
+        "mail: changed groups\nmail: removed what was there before: tier of group vip-*, "
+        "the pause of group vip-7\n"
+    )
+    assert shell.ok("queues", "alter", "mail", "--groups", '{"places": 4}').out == (
+        "mail: changed groups\n"
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq.cli import listing, options, screen
+from shardq.cli import listing, options, screen, streams
 from shardq.inspection.backlog import PartBacklog, PartBacklogs, backlogs
 from shardq.model.limits import (
+    ORDERED,
     PLACES_MAX,
     RUNNING_MAX,
     TIER_MAX,
@@ -78,9 +80,12 @@ def limits(
         now_ms = target._home.clock.now_ms()
         _list_of_queue(queue_limit_of(target.settings.queue_limit).at(now_ms))
     elif wanted or remove:
+        before = limits_of(target.settings.group_limits)
+        had = groups in before.rules or (groups == "*" and before.each != ORDERED)
         target.limit(groups, **wanted)
         limit = limits_of(target.settings.group_limits).of(groups.rstrip("*"))
-        click.echo(f"{queue}: {groups}: {limit}{'; its own limits are removed' * remove}")
+        removed = "; its own limits are removed" if had else "; there were no limits of its own"
+        click.echo(f"{queue}: {groups}: {limit}{removed * remove}")
     else:
         _explain(target, groups)
 
@@ -172,7 +177,8 @@ def _explain(queue: Queue, group: str) -> None:
     until = f"; the last of the due ones begins about {last}, in {span(left_ms)}" if last else ""
     click.echo(f"{least}{backlog.due:,} due, {backlog.running:,} running{until}")
     if pause is not None:
-        click.echo(f"It is paused by {pause}: `shardq queues resume QUEUE --group '{pause}'`.")
+        named = streams.escaped(shlex.quote(pause))
+        click.echo(f"It is paused by {pause}: `shardq queues resume {queue.name} --group {named}`.")
 
 
 def _backlog_of(queue: Queue, group: str) -> tuple[PartBacklogs, PartBacklog]:

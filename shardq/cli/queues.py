@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, states
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
 from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
-from shardq.model.limits import Pause, limits_of, queue_limit_of
+from shardq.model.limits import limits_of, queue_limit_of
 from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
@@ -244,9 +244,7 @@ def show(queue: str) -> None:
 def _facts(settings: Settings, now_ms: int) -> list[str]:
     facts = [f"made at {screen.when(moment_of(settings.lane_made_ms(0)))}"]
     facts.append("paused: delivers nothing" if settings.paused else "not paused")
-    pauses = [Pause("group", one) for one in sorted(limits_of(settings.group_limits).paused)]
-    pauses += queue_limit_of(settings.queue_limit).at(now_ms).paused
-    if pauses:
+    if pauses := states.pauses_of(settings, now_ms):
         facts.append(f"paused: {', '.join(map(str, pauses))}")
     lanes = screen.plural(settings.lanes_read, "lane")
     bands = screen.plural(settings.bands, "band")
@@ -339,11 +337,32 @@ def alter(queue: str, **settings: Any) -> None:
     if not given:
         raise click.UsageError("give at least one setting to change.")
     altered = options.queue_of(queue)
+    now_ms = altered._home.clock.now_ms()
+    before = _limited(altered.settings, now_ms)
     altered.alter(**given)
     click.echo(f"{queue}: changed {', '.join(sorted(given))}")
+    left = {*_limited(altered.settings, now_ms)}
+    if removed := [one for one in before if one not in left]:
+        click.echo(f"{queue}: removed what was there before: {', '.join(removed)}")
     if "history" in given and altered.settings.history_ms:
         whole = screen.when(moment_of(altered.settings.history_from_ms))
         click.echo(f"{queue}: its history is whole for what enters from {whole} on")
+
+
+def _limited(settings: Settings, now_ms: int) -> list[str]:
+    """What the limits of a queue and of its groups set, as text: each limit and each pause."""
+    groups, queue = limits_of(settings.group_limits), queue_limit_of(settings.queue_limit)
+    own = queue.to_options()
+    tasks = own.pop("tasks", {})
+    own.pop("paused", None)
+    of_groups = {rule: limit.to_json() for rule, limit in groups.rules.items()}
+    return [
+        *own,
+        *(f"{name} of task {rule}" for rule, limits in tasks.items() for name in limits),
+        *(f"{name} of each group" for name in groups.each.to_json()),
+        *(f"{name} of group {rule}" for rule, limits in of_groups.items() for name in limits),
+        *(f"the pause of {one.of} {one.names}" for one in states.pauses_of(settings, now_ms)),
+    ]
 
 
 _PAUSED = {"group": "messages of a group", "task": "jobs of a task", "key": "messages of a key"}
