@@ -129,7 +129,7 @@ def test_a_rate_of_late_messages_is_one_of_the_limits_and_has_a_burst_of_its_own
     assert queue_limit_of(queue.settings.queue_limit).of_late.units == 50
     assert queue_limit_of('{"catch_up":"5/s"}').of_late.units == 1
     for given in ("often", ["5/s", "10/m"], 5, "0/s"):
-        with pytest.raises(BadSetting, match="a rate must be"):
+        with pytest.raises(BadSetting, match="catch_up must be"):
             queue.alter(limits={"catch_up": given})
     with pytest.raises(BadSetting, match="limits of a task are"):
         queue.alter(limits={"tasks": {"shop": {"catch_up": "5/s"}}})

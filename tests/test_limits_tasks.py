@@ -210,6 +210,18 @@ def test_a_name_comes_before_the_longest_pattern(stage: Stage) -> None:
     assert limit.running == 9
 
 
+def test_a_limit_of_nothing_is_refused_with_advice_that_fits_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(
+        BadSetting, match=r"catch_up must be .*; leave it out for no limit, or give"
+    ):
+        queue.alter(limits={"catch_up": "0/s"})
+    with pytest.raises(BadSetting, match=r"budget must be .*; leave it out for no limit\.$"):
+        queue.alter(limits={"budget": "0/m"})
+    with pytest.raises(BadSetting, match="to deliver nothing, pause the group, the task or the q"):
+        queue.limit(task="shop", rate="0/s")
+
+
 @pytest.mark.parametrize(
     "given",
     [{"tier": 2}, {"places": 1}, {"running": 0}, {"burst": 2}, {"rate": "10"}, {"budget": "1/s"}],
@@ -266,6 +278,7 @@ def test_a_worker_stores_the_limits_of_its_tasks_and_keeps_those_that_are_there(
     (warning,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
     assert "limits task 'shop.charge' to 1/s" in warning
     assert "not to 10/s, burst 3, 5 running" in warning
+    assert "`shardq limits shop --task shop.charge --rate RATE`" in warning
     queue.limit(task="shop.charge")
     queue.limit(task="shop.*", running=1)
     Worker(app).close()
@@ -503,6 +516,11 @@ def test_limits_are_of_a_task_and_not_of_a_put(stage: Stage) -> None:
         app.task(rate_limit="1/s")(charge)  # type: ignore[call-overload]
     with pytest.raises(BadSetting, match="a rate must be"):
         app.task(rate="often")(charge)
+    with pytest.raises(BadSetting, match=r"there are queue, .* on_dead, rate, burst, running"):
+        app.task(colour="red")(charge)  # type: ignore[call-overload]
+    for declare in (app.task, send.using):
+        with pytest.raises(BadSetting, match=r"app\.queue\('shop'\)\.limit\('\*', places=\.\.\)"):
+            declare(places=2, queue="shop")(charge)
 
 
 def charge(order: int) -> None: ...

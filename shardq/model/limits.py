@@ -50,6 +50,12 @@ LATE_MS = 5_000
 _PAUSED = {"tasks": "task", "keys": "key"}
 _UNTIL = "until"
 _RATE = re.compile(r"(\d[\d,_]*) ?/ ?(\d+)? ?(ms|[a-z]+)\Z", re.ASCII)
+_INSTEAD_OF_NONE = {
+    "rate": "to deliver nothing, pause the group, the task or the queue",
+    "catch_up": "leave it out for no limit, or give 1/d to hold late messages back",
+    "budget": "leave it out for no limit",
+}
+"""The advice for a limit of 0."""
 _UNITS = {
     **dict.fromkeys(("ms",), "ms"),
     **dict.fromkeys(("s", "sec", "second"), "s"),
@@ -624,7 +630,7 @@ def read_limits(given: object) -> QueueLimit:
         )
     own = read_task({name: value for name, value in given.items() if name in _OF_TASK})
     catch_up, budget = (
-        read_rate(given[name]) if name in given else None for name in ("catch_up", "budget")
+        read_rate(given[name], name) if name in given else None for name in ("catch_up", "budget")
     )
     return own._replace(
         catch_up=catch_up,
@@ -705,11 +711,12 @@ def read_rates(given: object) -> tuple[BeginRate, ...]:
     return tuple(rates)
 
 
-def read_rate(given: object) -> BeginRate:
+def read_rate(given: object, limit: str = "rate") -> BeginRate:
     """Read a rate.
 
     Args:
         given: A count and a time: `10/s`, `1,000/min`, `5/90s`.
+        limit: The limit that it is of, for errors: `rate`, `catch_up` or `budget`.
 
     Raises:
         BadSetting: If it cannot be read, or is out of bounds.
@@ -717,11 +724,12 @@ def read_rate(given: object) -> BeginRate:
     >>> read_rate("1,000/min"), read_rate("5/90s")
     (BeginRate(number=1000, per_ms=60000), BeginRate(number=5, per_ms=90000))
     """
+    said = "a rate" if limit == "rate" else limit
     parts = _RATE.match(given) if isinstance(given, str) and len(given) <= 64 else None
     unit = None if parts is None else _UNITS.get(parts[3])
     if parts is None or unit is None:
         raise BadSetting(
-            f"a rate must be a count and a time such as '10/s', '1,000/min' or '5/90s', not "
+            f"{said} must be a count and a time such as '10/s', '1,000/min' or '5/90s', not "
             f"{shown(given)}."
         )
     count = int(re.sub("[,_]", "", parts[1]))
@@ -731,8 +739,8 @@ def read_rate(given: object) -> BeginRate:
         per_ms = 0
     if not (0 < count <= _COUNT_MAX and 0 < per_ms <= _PER_MS_MAX):
         raise BadSetting(
-            f"a rate must be 1 to {_COUNT_MAX} in 1ms to {duration_text(_PER_MS_MAX)}, not "
-            f"{shown(given)}; to hold a group back, pause it."
+            f"{said} must be 1 to {_COUNT_MAX} in 1ms to {duration_text(_PER_MS_MAX)}, not "
+            f"{shown(given)}; {_INSTEAD_OF_NONE[limit]}."
         )
     return BeginRate(count, per_ms)
 

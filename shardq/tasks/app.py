@@ -50,6 +50,8 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 DEFAULT_QUEUE = "default"
+_OWN = ("name", "aliases", "batch", "cancellable", "on_dead", *TaskLimitOptions.__annotations__)
+"""The options of `App.task` that a put does not have."""
 
 
 class Declare(Protocol):
@@ -531,7 +533,7 @@ class App:
             names.label(one, what=f"alias of task {name}")
         limits = {one: given[one] for one in TaskLimitOptions.__annotations__ if one in given}
         others = {one: value for one, value in given.items() if one not in limits}
-        options = self._options.with_(others, f"task {name}", is_call=False)
+        options = self._options.with_(others, f"task {name}", is_call=False, others=_OWN)
         definition = TaskDefinition(
             function,
             TaskSignature(function, name=name, batch=batch is not None),

@@ -23,6 +23,7 @@ from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.batch import PutOptions
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import message, names
+from shardq.model.limits import GroupOptions, TaskLimitOptions
 from shardq.model.message import headers_json
 from shardq.model.times import DELAY_MAX_MS, KEPT_MS_MAX, duration_ms, duration_text
 from shardq.tasks.elsewhere import option_here
@@ -344,13 +345,16 @@ class ChosenOptions:
     headers: Mapping[str, str]
     policy: Policy
 
-    def with_(self, given: Mapping[str, Any], whose: str, *, is_call: bool) -> ChosenOptions:
+    def with_(
+        self, given: Mapping[str, Any], whose: str, *, is_call: bool, others: Iterable[str] = ()
+    ) -> ChosenOptions:
         """These options, with some replaced.
 
         Args:
             given: The new options, as `CallOptions` or `TaskOptions` name them.
             whose: The task or the app, for errors.
             is_call: True if they are of a put.
+            others: Options that the caller reads itself, for errors.
 
         Raises:
             UsageError: If one is unknown or cannot be used, or two contradict each other.
@@ -361,7 +365,7 @@ class ChosenOptions:
                 instead = option_here(name)
                 hint = f"{instead}."
                 if instead is None:
-                    hint = names.hint(name, known, f"there are {', '.join(known)}.")
+                    hint = _hint(name, (*known, *others), given.get("queue", self.queue))
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
         putting = dict(self.putting)
         if "due" in given:
@@ -385,6 +389,17 @@ PUT_NAMES = tuple(name for name in PutOptions.__annotations__ if name not in ("h
 """The options of a put that a job leaves to its message."""
 _CALL_NAMES = tuple(CallOptions.__annotations__)
 _TASK_NAMES = tuple(TaskOptions.__annotations__)
+_OF_GROUPS = GroupOptions.__annotations__.keys() - TaskLimitOptions.__annotations__.keys()
+
+
+def _hint(name: str, known: Sequence[str], queue: str) -> str:
+    """The end of an error about an unknown option of a task or a put."""
+    if name in _OF_GROUPS:
+        return (
+            f"it is a limit of groups: set it with app.queue({queue!r}).limit('*', {name}=..), "
+            f"where '*' is each group of the queue."
+        )
+    return names.hint(name, known, f"there are {', '.join(known)}.")
 
 
 def _checked_headers(given: Mapping[str, str], whose: str) -> Mapping[str, str]:

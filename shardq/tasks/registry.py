@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -209,7 +210,8 @@ class Registry:
             text = (
                 f"queue {queue.name!r} limits task {task.name!r} to {stored}, by {rule!r}, not to "
                 f"{task.limit} as the task is declared; change that with "
-                f"limit(task={rule!r}, ..), at a shell with `shardq limits --task {rule}`"
+                f"limit(task={rule!r}, ..), at a shell with `shardq limits {queue.name} --task "
+                f"{shlex.quote(rule)} --rate RATE`"
             )
             if text not in _warned:
                 _warned.add(text)
