@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -432,3 +433,21 @@ def test_a_batch_of_outcomes_is_stored_without_a_poll_while_many_rows_are_in_mem
     engine.news.take()
     engine.step()
     assert len(engine.memory.known) == left + 1
+
+
+def test_the_next_poll_is_not_later_by_the_time_in_which_outcomes_are_stored(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    engine = Consumer(queue, Recorder(stage.clock), prefetch=12_000)._engine
+    queue.put_many({"body": f"{n}"} for n in range(3_500))
+    engine.step()
+    taken = [engine.ready.take() for _ in range(12_000 // 8)]
+    due_us = stage.clock.boot_us() + 50_000
+    engine.news.take(due_us=due_us)
+    for one in taken:
+        assert one is not None
+        engine.outbox.finish(one, ACKED)
+    engine.news.take(due_us=due_us)
+    stage.faults.call("delete", partial(stage.clock.advance, 0.04))
+    rest_s = engine.step()
+    assert queue.depth(exact=True).ready == 2_000
+    assert rest_s <= (due_us - stage.clock.boot_us()) / 1e6
