@@ -303,6 +303,11 @@ class Engine(Part):
             self.ready.reopen()
         self._tasks.postpone()
 
+    def _leave_limits(self) -> None:
+        """Give shares of limits back, as no more deliveries begin here."""
+        self._gate.leave()
+        self._tasks.leave()
+
     def _read_briefly(self) -> int:
         with self.news.looking() as near:
             self.reader.wakes_all |= near is not None
@@ -456,6 +461,7 @@ class Engine(Part):
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:
+            self._leave_limits()
             self.starts.keep(is_leaving=True)
             # Other members may try to lease every 50 ms: first release the leases that need no
             # park.
@@ -493,6 +499,7 @@ class Engine(Part):
         self.outbox.withdraw()
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
+        self._leave_limits()
         self.starts.keep(is_leaving=True)
         # Flush once more: deliveries may have ended during the parks, and the next owners of group
         # lanes need notes.

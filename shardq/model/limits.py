@@ -36,7 +36,9 @@ BURST_MAX = 1_000_000
 RULES_MAX = 1_000
 RATES_MAX = 4
 SLOW_US = 10_000_000
-"""A rate of one in this time or less keeps the time of its last token in a record."""
+"""A rate whose tokens need this time or longer to come back keeps them in a record."""
+_GRANT_PART = 10
+"""A token is granted alone, or with others up to this part of the burst."""
 AWAY_MS = 600_000
 """The longest time to which a message is moved that waits for limits or a pause of its task or key:
 these may be raised, and it may end, meanwhile."""
@@ -785,14 +787,25 @@ class Bucket:
         times = zip(self._taken_us, self._rates, strict=True)
         return max(full_us - burst_us for full_us, (_, burst_us) in times)
 
+    def tokens(self, now_us: int) -> list[tuple[float, float]]:
+        """How many tokens of each rate are there, and how long it is from one to the next, us."""
+        return [
+            ((burst_us + every_us - max(full_us - now_us, 0)) / every_us, every_us)
+            for full_us, (every_us, burst_us) in zip(self._taken_us, self._rates, strict=True)
+        ]
+
     def change(self, rates: tuple[tuple[BeginRate, int], ...], now_us: int) -> None:
-        """Let other rates hold: tokens that are there stay, as far as the new bursts have room."""
-        pairs = zip(self._taken_us, self._rates, rates, strict=True)
+        """Become another part of the same limit.
+
+        The tokens of a larger part are those that were there, of a smaller one in proportion: the
+        rest of the limit may be another's, with its tokens.
+        """
         changed, taken_us = [], []
-        for full_us, (every_us, burst_us), (rate, burst) in pairs:
-            tokens = (burst_us + every_us - max(full_us - now_us, 0)) / every_us
+        for (count, _), (_, former), (rate, burst) in zip(
+            self.tokens(now_us), self.rates, rates, strict=True
+        ):
             new_us = rate.interval_us
-            taken_us.append(now_us + (burst - min(max(tokens, 0), burst)) * new_us)
+            taken_us.append(now_us + (burst - max(count, 0) * min(burst / former, 1)) * new_us)
             changed.append((new_us, (burst - 1) * new_us))
         self.rates, self._rates, self._taken_us = rates, changed, taken_us
 
@@ -820,38 +833,66 @@ class Bucket:
 
 
 class SlowBucket(Bucket):
-    """The tokens of a group with slow rates: each is granted, by a record, before it is taken.
+    """The tokens of a group with slow rates: they are granted, by a record, before they are taken.
 
     Attributes:
         record: The record, as it was last read or written; None: there is none.
         is_read: True if the record was read, and no write of it has an unknown outcome.
         is_known: True once a missing record no longer means a full bucket.
-        granted_us: A token may be taken until this time since boot; 0: none is granted.
+        granted: How many tokens are granted.
+        granted_us: They may be taken until this time since boot.
     """
 
-    __slots__ = ("granted_us", "is_known", "is_read", "record")
+    __slots__ = ("granted", "granted_us", "is_known", "is_read", "record")
 
     def __init__(self, rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> None:
         super().__init__(rates, empty_us)
         self.record: str | None = None
         self.is_read = self.is_known = False
+        self.granted = 0
         self.granted_us = 0.0
 
     def opens_us(self) -> float:
         """Return when a token may be taken, time since boot; infinite: once it is granted."""
-        return self.next_us() if self.granted_us else math.inf
+        return self.next_us() if self.granted else math.inf
+
+    def is_granted(self, now_us: int) -> bool:
+        """True if a token was granted that may still be taken."""
+        if self.granted_us < now_us:
+            self.granted = 0
+        return self.granted > 0
 
     def may_take(self, now_us: int) -> bool:
         """True if a token was granted and may be taken now."""
-        if self.granted_us < now_us:
-            self.granted_us = 0.0
-        return super().may_take(now_us)
+        return self.is_granted(now_us) and super().may_take(now_us)
 
     def take(self, now_us: int) -> bool:
-        """Take the token that was granted; False if there is none."""
-        is_taken = self.granted_us > 0 and super().take(now_us)
-        self.granted_us = 0.0
+        """Take a token that was granted; False if there is none."""
+        is_taken = self.granted > 0 and super().take(now_us)
+        self.granted -= is_taken
         return is_taken
+
+    def inherit(self, former: Bucket, now_us: int) -> None:
+        """Take over the tokens of rates that stay, where these limits replace others.
+
+        A new rate begins without tokens; beside a rate over a shorter time it begins with all.
+        """
+        for n, rate in enumerate(self.rates):
+            if rate in former.rates:
+                self._taken_us[n] = former.full_us[former.rates.index(rate)]
+            elif n:
+                self._taken_us[n] = now_us
+        # A fast rate writes no record, so a missing record does not prove a full bucket.
+        self.is_known = True
+
+    def grantable(self, now_us: int) -> int:
+        """How many tokens one write of the record grants, if one is there."""
+        there = (
+            min(int(count), burst // _GRANT_PART)
+            for (count, _), (rate, burst) in zip(self.tokens(now_us), self.rates, strict=True)
+            if is_slow(rate, burst)
+        )
+        return max(min(there), 1)
 
     @property
     def slowest_us(self) -> float:
@@ -863,16 +904,16 @@ class SlowBucket(Bucket):
         """Microseconds in which the empty bucket of each rate is full."""
         return max(burst * rate.interval_us for rate, burst in self.rates)
 
-    def full_after(self, us: float) -> dict[str, float]:
-        """Return when all tokens of each slow rate are there, after one is taken at a time.
+    def full_after(self, us: float, count: int) -> dict[str, float]:
+        """Return when all tokens of each slow rate are there, after some are taken at a time.
 
         Returns:
             The rate and its burst -> time since boot.
         """
         return {
-            rate_name(rate, burst): max(full_us, us) + rate.interval_us
+            rate_name(rate, burst): max(full_us, us) + count * rate.interval_us
             for full_us, (rate, burst) in zip(self._taken_us, self.rates, strict=True)
-            if is_slow(rate)
+            if is_slow(rate, burst)
         }
 
     def adopt(self, full_us: Mapping[str, float] | None) -> None:
@@ -883,9 +924,10 @@ class SlowBucket(Bucket):
                 no record, so none was taken lately.
         """
         for n, (rate, burst) in enumerate(self.rates):
-            if not is_slow(rate) or (full_us is None and self.is_known):
+            if not is_slow(rate, burst) or (full_us is None and self.is_known):
                 continue
-            there_us = 0.0 if full_us is None else full_us.get(rate_name(rate, burst), math.inf)
+            missing_us = 0.0 if n else math.inf
+            there_us = 0.0 if full_us is None else full_us.get(rate_name(rate, burst), missing_us)
             choose = max if self.is_known and there_us < math.inf else min
             self._taken_us[n] = choose(self._taken_us[n], there_us)
         self.is_read = self.is_known = True
@@ -899,12 +941,16 @@ def rate_name(rate: BeginRate, burst: int) -> str:
     return f"{rate} {burst}"
 
 
-def is_slow(rate: BeginRate) -> bool:
-    """True if the last token of a rate is kept in a record: a new owner waits for one too long."""
-    return rate.interval_us >= SLOW_US
+def is_slow(rate: BeginRate, burst: int) -> bool:
+    """True if the tokens of a rate are kept in a record: a new owner would wait for them too long.
+
+    >>> is_slow(BeginRate(10, 1_000), 5), is_slow(BeginRate(1_000, 3_600_000), 1_000)
+    (False, True)
+    """
+    return burst * rate.interval_us >= SLOW_US
 
 
 def bucket_of(rates: tuple[tuple[BeginRate, int], ...], empty_us: int) -> Bucket:
     """Return an empty bucket, as `Bucket` is made."""
-    made = SlowBucket if any(is_slow(rate) for rate, _ in rates) else Bucket
+    made = SlowBucket if any(is_slow(*rate) for rate in rates) else Bucket
     return made(rates, empty_us)

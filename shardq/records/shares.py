@@ -9,8 +9,9 @@ A member may begin deliveries until its share ends. Others use the share of a me
 second after that end. What a member needs is divided equally; a member that needs less leaves the
 rest to the others. Where there is less than one for each, the members take turns.
 
-The record of a rate also has the time at which its tokens are all there again, by what members had
-used when they gave their shares back. A share that ended otherwise counts as used up at its end.
+The record of a rate also has the time at which the tokens that no member has are all there again,
+by what members had used when they gave their shares back. Of a share that ended otherwise all
+tokens count as used that its member could use since its last write.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class GrantedShare(NamedTuple):
         units: How much of the limit.
         until_us: Nothing begins after this time since boot.
         since_us: When it was asked for, time since boot.
-        full_us: If no other member has a share: when the tokens of each rate are all there, time
-            since boot. None: there may be none.
+        full_us: When the tokens of each rate are all there again of the part of the limit that no
+            member had, time since boot. None: there may be none.
     """
 
     units: int = 0
@@ -198,6 +199,8 @@ class Shares:
             # delivery begins meanwhile.
             mine = Share(max(used(), part), now_ms + SHARE_MS, wants)
             is_over = not (mine.units or mine.wants)
+            names = [_RATE + rate_name(*rate) for rate in rates]
+            has_part = has_part and all(name in present for name in names)
             lasts = before is not None and has_part and self._lasts(before, mine, now_ms)
             if lasts or (before is None and is_over):
                 return None
@@ -211,7 +214,7 @@ class Shares:
             self._has_looked = True
             self.note(rates, full_us())
             full = self._full(None if seen is None else present, rates, over_ms)
-            proved_us = None if others else tuple(self._proved_us(full, rates))
+            proved_us = tuple(self._proved_us(full, rates))
             planned = GrantedShare(part, asked_us + 1_000 * SHARE_MS, asked_us, proved_us)
             new = others | {name: Share(0, max(at_ms, 0), 0) for name, at_ms in full.items()}
             if not is_over:
@@ -250,13 +253,21 @@ class Shares:
         """
         full: dict[str, int] = {}
         now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-        for rate, burst in rates:
+        begun = min(
+            (burst + SHARE_MS * 1_000 / rate.interval_us for rate, burst in rates), default=0
+        )
+        for n, (rate, burst) in enumerate(rates):
             name = _RATE + rate_name(rate, burst)
             fill_ms = math.ceil(burst * rate.interval_us / 1_000)
-            used = Share(0, 0, 0) if present is None else present.get(name)
+            # Beside a rate over a shorter time, a new rate begins with all tokens.
+            used = Share(0, 0, 0) if present is None or n else None
+            used = (present or {}).get(name, used)
             known_ms = now_ms + fill_ms if used is None else used.until_ms
             here_ms = now_ms + math.ceil((self._used_us.get(name, 0) - now_us) / 1_000)
-            used_ms = max([known_ms, here_ms, *(at_ms + fill_ms for at_ms in over_ms)])
+            used_ms = max(known_ms, here_ms)
+            for at_ms in over_ms:
+                most_ms = math.ceil(begun * rate.interval_us / 1_000)
+                used_ms = min(max(used_ms, at_ms) + most_ms, max(used_ms, at_ms + fill_ms))
             full[name] = min(used_ms, now_ms + fill_ms)
         return full
 

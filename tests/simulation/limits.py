@@ -117,10 +117,10 @@ def _rates(
     for each, rates in sorted(begun, key=lambda pair: pair[0].told.us):
         us = each.told.us
         if rates != former or _is_forked(case, each.one):
-            former, full_us = rates, {one: at for one, at in full_us.items() if is_slow(one[0])}
+            former, full_us = rates, {one: at for one, at in full_us.items() if is_slow(*one)}
         for rate, burst in rates:
             every_us = rate.interval_us * _DRIFT
-            shown_us = case.history.wall_us(us) if is_slow(rate) else us
+            shown_us = case.history.wall_us(us) if is_slow(rate, burst) else us
             true_us, wall_us = full_us.get((rate, burst), (us, shown_us))
             true_us, wall_us = max(true_us, us), max(wall_us, shown_us)
             if min(true_us - us, wall_us - shown_us) > (burst - 1) * every_us + 1:

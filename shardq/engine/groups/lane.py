@@ -363,16 +363,14 @@ class GroupLane:
     def limit(self, limits: GroupLimits, now_us: int) -> None:
         """Let other limits hold from now on.
 
-        A changed rate begins without tokens.
+        A changed rate begins without tokens; beside one over a shorter time it begins with all.
         """
         self.limits, self.slow, self.later = limits, {}, []
         for name, bucket in list(self.buckets.items()):
             if bucket.rates != (rates := limits.of(name).rates):
                 self.buckets[name] = changed = bucket_of(rates, now_us)
                 if isinstance(changed, SlowBucket):
-                    # A fast rate writes no record, so a missing record does not prove a full
-                    # bucket.
-                    changed.is_known = True
+                    changed.inherit(bucket, now_us)
         for name, group in self.groups.items():
             self._limit(name, group)
 

@@ -1,4 +1,4 @@
-"""Slow rates of groups: each token is taken by a record before its delivery begins.
+"""Slow rates of groups: tokens are taken by a record before their deliveries begin.
 
 ```
  head due, token there ─► record read once ─► used until, written ─► token granted ─► handed out
@@ -6,8 +6,9 @@
 ```
 
 A bucket in memory is empty when its lane gets another owner. At one delivery in an hour that would
-cost an hour, so the record keeps the time at which all tokens are there again. It is a time of the
-wall clock. After the clock was set forward, a record is read as if written before, so its tokens
+cost an hour, so the record keeps the time at which all tokens are there again. A write takes one
+token, or several of a large burst: a thousand in an hour cost ten writes. The time is of the wall
+clock. After the clock was set forward, a record is read as if written before, so its tokens
 come later by that much.
 """
 
@@ -77,7 +78,7 @@ class SlowRates(Part):
     def grant(self, waiting: Sequence[_Awaiting]) -> None:
         """Take the next tokens of groups, of 100 at most, as far as they are there.
 
-        One read for groups that are new here; one conditional write for each token.
+        One read for groups that are new here; one conditional write for each group.
 
         Raises:
             StoreTimeout, StoreUnavailable: Try again.
@@ -101,7 +102,7 @@ class SlowRates(Part):
             self._take(wanted)
 
     def _take(self, wanted: Mapping[Place, _Awaiting]) -> None:
-        taken: dict[Place, tuple[str, float]] = {}
+        taken: dict[Place, tuple[str, int, float]] = {}
 
         def plan(place: Place, values: Mapping[str, Any]) -> Change | None:
             bucket, seen = wanted[place].bucket, values["shares"]
@@ -111,13 +112,14 @@ class SlowRates(Part):
             taken.pop(place, None)
             if bucket.next_us() > now_us:
                 return None
-            until_us = now_us + min(bucket.slowest_us / _GRANT_PART, _GRANT_US_MAX)
+            count = bucket.grantable(now_us)
+            until_us = now_us + min(count * bucket.slowest_us / _GRANT_PART, _GRANT_US_MAX)
             full_ms = {
                 name: now_ms + math.ceil((at_us - now_us) / 1_000)
-                for name, at_us in bucket.full_after(until_us).items()
+                for name, at_us in bucket.full_after(until_us, count).items()
             }
             text = msgspec.json.encode(full_ms, order="deterministic").decode()
-            taken[place] = text, until_us
+            taken[place] = text, count, until_us
             ttl_ms = kept_ms(max(full_ms.values()) - now_ms)
             return Change(*place, {"shares": seen}, {"shares": text}, ttl_ms=ttl_ms)
 
@@ -128,14 +130,17 @@ class SlowRates(Part):
             for one in wanted.values():
                 one.bucket.is_read = False
             raise
-        for place, (text, until_us) in taken.items() if is_done else ():
+        for place, (text, count, until_us) in taken.items() if is_done else ():
             _, bucket, group = wanted[place]
-            bucket.record, bucket.granted_us = text, until_us
+            bucket.record, bucket.granted, bucket.granted_us = text, count, until_us
             if group.line is not None:
                 self._ready.release(group.line)
 
     def _adopt(self, bucket: SlowBucket, text: str | None) -> None:
-        """Let tokens be there by a record; a rate that it does not know begins without tokens."""
+        """Let tokens be there by a record.
+
+        A rate that it does not know begins without tokens; beside a shorter one with all.
+        """
         # The clock may have been set since this step of the engine began.
         self._clock.measure(self._store)
         now_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
@@ -161,8 +166,10 @@ class SlowRates(Part):
 
     def _waits(self, group: Group, bucket: SlowBucket) -> bool:
         """True if a head of a group waits for a token that was not granted."""
-        line = group.line
-        return line is not None and line.bucket is bucket and self._ready.awaits_grant(line)
+        line, now_us = group.line, self._clock.boot_us()
+        if line is None or line.bucket is not bucket or bucket.is_granted(now_us):
+            return False
+        return self._ready.awaits_grant(line)
 
 
 def _name_of(group: str) -> str:

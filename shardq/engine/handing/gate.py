@@ -30,6 +30,7 @@ _KEPT_US = 3_000_000
 """An unused share is kept for this long."""
 _TURN_MS = 3_000
 _TURN_INTERVALS = 20
+_MANY_TOKENS = 100
 
 
 class Gate:
@@ -137,8 +138,16 @@ class Gate:
 
     @property
     def usual_us(self) -> float:
-        """How long it is by the rates from one delivery to the next; 0: there is no rate."""
-        return max((rate.interval_us for rate, _ in self._limit.rates), default=0)
+        """How long it is by the rates from one delivery to the next; 0: there is no rate.
+
+        A rate of which many tokens are there makes nothing wait for now.
+        """
+        bucket, rates = self._bucket, self._limit.rates
+        if bucket is None:
+            return rates[0][0].interval_us if rates else 0
+        there = bucket.tokens(self._clock.boot_us())
+        scarce = [every_us for count, every_us in there if count < _MANY_TOKENS]
+        return max(scarce, default=there[0][1])
 
     def keep(self, due: int) -> bool:
         """Take, renew or give back shares, if it is time. From the thread that steps the engine.
@@ -171,27 +180,42 @@ class Gate:
         is_wanted = now_us - self._wanted_us < _KEPT_US
         if limit.running and self._threads:
             running = self.running()
-            wants = min(self._threads, running + due) if is_wanted else running
-            self._slots.take(limit.running, used=self.running, wants=wants, turn_ms=_TURN_MS)
+            self._take_slots(min(self._threads, running + due) if is_wanted else running)
         if limit.rates:
-            slowest_us = max(rate.interval_us for rate, _ in limit.rates)
-            turn_ms = max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3))
-            wants = limit.units if is_wanted else 0
-            former_us = self._tokens.granted.until_us
-            self._tokens.take(
-                limit.units,
-                used=lambda: 0,
-                wants=wants,
-                turn_ms=turn_ms,
-                rates=limit.rates,
-                full_us=self._full_us,
-            )
-            with self._lock:
-                if self._tokens.granted.since_us >= former_us:
-                    # Others may have used a share that was over, and its tokens.
-                    self._empty()
-                self._fit(self._tokens.granted.units)
+            self._take_tokens(limit.units if is_wanted else 0)
         return True
+
+    def leave(self) -> None:
+        """Give back the shares of a member that leaves; running handlers keep their part.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Others use them when they have ended.
+        """
+        now_us = self._clock.boot_us()
+        if self._slots.granted.until_us > now_us:
+            self._take_slots(0)
+        if self._tokens.granted.until_us > now_us:
+            self._take_tokens(0)
+
+    def _take_slots(self, wants: int) -> None:
+        self._slots.take(self._limit.running, used=self.running, wants=wants, turn_ms=_TURN_MS)
+
+    def _take_tokens(self, wants: int) -> None:
+        limit, former_us = self._limit, self._tokens.granted.until_us
+        slowest_us = max(rate.interval_us for rate, _ in limit.rates)
+        self._tokens.take(
+            limit.units,
+            used=lambda: 0,
+            wants=wants,
+            turn_ms=max(_TURN_MS, round(_TURN_INTERVALS * slowest_us / 1e3)),
+            rates=limit.rates,
+            full_us=self._full_us,
+        )
+        with self._lock:
+            if self._tokens.granted.since_us >= former_us:
+                # Others may have used a share that was over, and its tokens.
+                self._empty()
+            self._fit(self._tokens.granted.units)
 
     def _empty(self) -> None:
         """Forget the tokens; note which were used."""
@@ -206,18 +230,20 @@ class Gate:
     def _fit(self, units: int) -> None:
         """Fit the bucket to a share of so many units.
 
-        One that begins is empty, unless it is the whole limit: then its record proves what is left.
+        One that begins has the tokens that the record has for units of no member.
         """
         if units == self._units:
             return
-        now_us = self._clock.boot_us()
+        now_us, free_us = self._clock.boot_us(), self._tokens.granted.full_us
         if not units:
             self._empty()
         elif self._bucket is None:
             self._bucket = Bucket(self._limit.part_of(units), now_us)
-            full_us = self._tokens.granted.full_us
-            if full_us is not None and units == self._limit.units:
-                self._bucket.fill(full_us)
+            if free_us is not None:
+                self._bucket.fill(free_us)
         else:
+            mine_us = self._bucket.full_us
             self._bucket.change(self._limit.part_of(units), now_us)
+            if free_us is not None and units > self._units:
+                self._bucket.fill(map(max, mine_us, free_us))
         self._units = units

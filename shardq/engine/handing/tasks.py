@@ -277,6 +277,15 @@ class TaskLines(Part):
             }
         return has_changed
 
+    def leave(self) -> None:
+        """Give shares of limits back, as no more deliveries begin here.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Others use them when they have ended.
+        """
+        for line in list(self._lines.values()):
+            line.gate.leave()
+
     def _keep_holds(self) -> bool:
         """End pauses whose time has come, and store for how long tasks are held back.
 
