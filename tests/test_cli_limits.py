@@ -17,9 +17,11 @@ def test_a_group_is_explained_with_what_is_due_and_runs(shell: Shell) -> None:
         queue.put("x", group="vip-7", delay="1h")
         assert len(queue.receive(10, "1m")) == 4
         told = shell.ok("limits", "mail", "plain").out
-        assert "18 due, 2 running\n" in told
+        assert re.search(
+            r"18 due, 2 running\nAll its places are taken, .* in (5\S+s|1m)\.\n$", told
+        ), told
         told = shell.ok("limits", "mail", "vip-7").out
-        begins = r"19 due, 1 running; the last of the due ones begins about \S+Z, in 38m\n"
+        begins = r"19 due, 1 running; the last of the due ones begins about \S+Z, in 3[89]m\S*\nAll"
         assert re.search(begins, told), told
         [told] = shell.ok("limits", "mail", "vip-7", "--json").lines
         assert (told["due"], told["running"], told["exact"]) == (19, 1, True)
@@ -29,6 +31,23 @@ def test_a_group_is_explained_with_what_is_due_and_runs(shell: Shell) -> None:
         assert (told["due"], told["last_begins"], told["paused_by"]) == (19, None, "vip-*")
         [told] = shell.ok("limits", "mail", "none", "--json").lines
         assert (told["due"], told["running"], told["last_begins"]) == (0, 0, None)
+        assert told["next_begins"] is None
+
+
+def test_a_group_that_a_delivery_has_limited_says_until_when(shell: Shell) -> None:
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail", groups={"places": 2, "rate": "10/s", "burst": 9})
+        queue.put_many({"body": "x", "group": "vip-7"} for _ in range(20))
+        [message] = queue.receive(1, "1m", wait="20s")
+        queue.snooze(message, "1h", limited=True)
+        # It holds nothing back before it is a head.
+        queue.snooze(queue.peek(20)[10], "3h", limited=True)
+    told = shell.ok("limits", "mail", "vip-7").out
+    begins = r"18 due, 0 running; the last of the due ones begins about \S+Z, in (1h|59m)"
+    assert re.search(begins, told), told
+    assert re.search(r"\nIt is held back until \S+Z, in (1h|59m\S*)\.\n$", told), told
+    [told] = shell.ok("limits", "mail", "vip-7", "--json").lines
+    assert told["next_begins"] < told["last_begins"]
 
 
 def test_the_limits_of_a_queue_and_its_tasks_are_listed_after_those_of_its_groups(

@@ -239,6 +239,40 @@ def test_one_of_a_group_that_was_snoozed_for_longer_than_its_head_is_snoozed(que
     assert state_of(queue, later.id).where is Where.WAITING
 
 
+@on_each_store
+@pytest.mark.parametrize("limits", [{"places": 3}, {"rate": "10/s"}, {"places": 3, "rate": "9/s"}])
+def test_those_of_a_limited_group_say_behind_which_and_until_when(
+    world: World, limits: dict[str, object]
+) -> None:
+    queue = world.connect().queue(world.queue_name(), groups=limits)
+    first, *others = (queue.put(f"{n}", group="g", id=f"order-{n}") for n in range(5))
+    beat(queue)
+    [taken] = receive(queue)
+    queue.snooze(taken, "1h", limited=True)
+    beside = queue.put("x", group="h")
+    for behind in others:
+        state = state_of(queue, behind.id)
+        assert (state.where, state.behind) == (Where.BEHIND, first.id)
+        assert state.head is not None
+        assert state.head.where is Where.SNOOZED
+        assert f"{first.id}: put off (snoozed) until 20" in str(state)
+    assert state_of(queue, beside.id).where is not Where.BEHIND
+
+
+def test_one_before_the_head_that_holds_its_group_back_says_so(queue: Queue, world: World) -> None:
+    queue.limit("g", places=2)
+    first = queue.put("0", group="g", id="order-0")
+    world.pass_time(70)
+    second, third = (queue.put(f"{n}", group="g", id=f"order-{n}") for n in (1, 2))
+    beat(queue)
+    taken = queue.receive(2, "1s", wait="20s")
+    queue.snooze(taken[1], "1h", limited=True)
+    world.pass_time(1.1)
+    for one in (first, third):
+        state = state_of(queue, one.id)
+        assert (state.where, state.behind) == (Where.BEHIND, second.id)
+
+
 # What has ended -----------------------------------------------------------------------------------
 
 

@@ -158,11 +158,15 @@ def _explain(queue: Queue, group: str) -> None:
     limit, rule, pause = found.of(group), found.rule_of(group), found.pause_of(group)
     counted, backlog = _backlog_of(queue, group)
     now_ms = queue._home.clock.now_ms()
+    taken_ms = min(backlog.claims_ms) if len(backlog.claims_ms) >= limit.places else 0
+    next_ms = max(backlog.held_ms, taken_ms, now_ms)
     left_ms = wait_ms(limit.rates, backlog.due) if pause is None and counted.is_whole else 0
+    left_ms += next_ms - now_ms if left_ms else 0
     last = iso(now_ms + left_ms) if left_ms else None
     if options.is_json():
         told = {"group": group, "rule": rule, "paused_by": pause, **_limit_to_json(limit)}
-        told |= {"due": backlog.due, "running": backlog.running, "last_begins": last}
+        told |= {"due": backlog.due, "running": backlog.running}
+        told |= {"next_begins": iso(next_ms) if next_ms > now_ms else None, "last_begins": last}
         screen.print_json(told | {"exact": counted.is_whole})
         return
     by = (
@@ -176,6 +180,12 @@ def _explain(queue: Queue, group: str) -> None:
     least = "" if counted.is_whole else "at least "
     until = f"; the last of the due ones begins about {last}, in {span(left_ms)}" if last else ""
     click.echo(f"{least}{backlog.due:,} due, {backlog.running:,} running{until}")
+    if backlog.held_ms:
+        until = f"{iso(backlog.held_ms)}, in {span(backlog.held_ms - now_ms)}"
+        click.echo(f"It is held back until {until}.")
+    elif taken_ms:
+        until = f"{iso(taken_ms)}, in {span(taken_ms - now_ms)}"
+        click.echo(f"All its places are taken, the first until about {until}.")
     if pause is not None:
         named = streams.escaped(shlex.quote(pause))
         click.echo(f"It is paused by {pause}: `shardq queues resume {queue.name} --group {named}`.")

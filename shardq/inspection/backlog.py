@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.inspection.finder import open_shards
 from shardq.inspection.whereabouts import run_of
-from shardq.model.limits import AWAY_MS, queue_limit_of
+from shardq.model.limits import AWAY_MS, limits_of, queue_limit_of
 from shardq.records.membership import heartbeats
 
 if TYPE_CHECKING:
@@ -31,11 +32,15 @@ class PartBacklog:
         due: Messages that are due and wait.
         running: Messages that handlers run, or callers of `receive` hold.
         since_ms: From when the first of the due ones has waited, epoch milliseconds; 0 without any.
+        held_ms: Until when a head holds its group back, epoch milliseconds; 0: none does.
+        claims_ms: When the claims end that take places of its group, epoch milliseconds.
     """
 
     due: int = 0
     running: int = 0
     since_ms: int = 0
+    held_ms: int = 0
+    claims_ms: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,15 @@ def backlogs(
         lanes = layout.lanes_of_groups()
     shards = open_shards(store, register, until_ms, lanes=lanes)
     beats = heartbeats(store, register.members_key)
+    limits, heads = limits_of(register.settings.group_limits), Counter[str]()
     for page in scan.pages(store, layout, shards, purpose="backlog", bodies=False):
         for row in page:
+            if row.group is not None and row.due_ms <= now_ms and not register.is_purged(row):
+                heads[row.group] += 1
+                is_head = heads[row.group] <= limits.of(row.group).places
+                if is_head and row.holds_group(now_ms):
+                    one = found.groups.setdefault(row.group, PartBacklog())
+                    one.held_ms = max(one.held_ms, row.ready_ms)
             is_claimed = row.claim is not None and row.ready_ms > now_ms
             if register.is_purged(row) or (row.wanted_ms > now_ms and not is_claimed):
                 continue
@@ -93,6 +105,8 @@ def backlogs(
 def _count(one: PartBacklog, row: Row, *, is_run: bool) -> None:
     if is_run:
         one.running += 1
+        if row.claim is not None and not row.is_along:
+            one.claims_ms.append(row.ready_ms)
     else:
         one.due += 1
         one.since_ms = min(one.since_ms or row.wanted_ms, row.wanted_ms)

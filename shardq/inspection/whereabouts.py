@@ -281,13 +281,14 @@ class Whereabouts:
         if is_head:
             return None
         limit = limits_of(self._register.settings.group_limits).of(group)
-        first, count = self._first_of_group(row)
-        if beats and (limit.rates or 1 < limit.places <= count):
+        first, count, holder = self._of_group(row, limit.places, due_ms(state.at))
+        if holder is None and beats and (limit.rates or 1 < limit.places <= count):
             return _as_limited(replace(state, ahead=count), limit, "group")
-        if first is None or limit.places > 1:
+        before = first if holder is None and limit.places == 1 else holder
+        if before is None:
             return None
-        waiting, failed_at = _as_waiting(first, state.at)
-        head = self._of_live(first, waiting, beats, failed_at, is_head=True)
+        waiting, failed_at = _as_waiting(before, state.at)
+        head = self._of_live(before, waiting, beats, failed_at, is_head=True)
         return replace(state, where=Where.BEHIND, behind=head.id, head=head, ahead=count)
 
     def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
@@ -355,25 +356,35 @@ class Whereabouts:
         # After the seals: a minute is listed before its lane's seal passes it.
         return minute not in scan.waiting_minutes(self._store, self._register).get(lane, {})
 
-    def _first_of_group(self, row: Row) -> tuple[Row | None, int]:
-        """The first message of a row's group, and how many of the group precede the row.
+    def _of_group(self, row: Row, places: int, now_ms: int) -> tuple[Row | None, int, Row | None]:
+        """Read the messages of a row's group that may hold the row back.
 
-        None if the row itself is the first, or no message was found among the lane's first rows.
+        Returns:
+            The first message, None if that is the row itself or none was found among the lane's
+            first rows; how many messages precede the row; the head that holds its group back for
+            the longest, None if none does.
         """
-        shards = open_shards(self._store, self._register, row.due_ms, lanes=[row.shard.lane])
-        first, count, read = None, 0, 0
+        shards = open_shards(self._store, self._register, now_ms, lanes=[row.shard.lane])
+        first, holder, count, heads, read, is_before = None, None, 0, 0, 0, True
         for page in scan.pages(
             self._store, self._register.layout, shards, purpose="find", together_max=1, bodies=False
         ):
             for one in page:
-                if one.position == row.position:
-                    return first, count
-                if one.group == row.group and not self._register.is_purged(one):
+                is_row = one.position == row.position
+                if one.group != row.group or (not is_row and self._register.is_purged(one)):
+                    continue
+                is_before = is_before and not is_row
+                if is_before:
                     first, count = first or one, count + 1
+                if heads < places and not is_row and one.holds_group(now_ms):
+                    holder = max(holder or one, one, key=lambda head: head.ready_ms)
+                heads += 1
+                if not is_before and heads >= places:
+                    return first, count, holder
             read += len(page)
             if read > _ROWS_MAX:
                 break
-        return first, count
+        return first, count, holder
 
 
 def _as_waiting(row: Row, at: datetime) -> tuple[State, datetime | None]:

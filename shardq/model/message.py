@@ -206,6 +206,10 @@ class Row(NamedTuple):
         """When the row may be handed out: the later of its due and its `not_before_ms`."""
         return max(self.due_ms, self.not_before_ms or 0)
 
+    def holds_group(self, now_ms: int) -> bool:
+        """True if the row, as a head of its group, lets nothing of the group be handed out."""
+        return self.claim is None and now_ms < (self.not_before_ms or 0)
+
     @property
     def is_lasting(self) -> bool:
         """True if the message's receipts stay valid wherever its row moves."""
