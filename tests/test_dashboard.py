@@ -86,6 +86,23 @@ def test_a_small_terminal_shows_state_and_consumers(stage: Stage, db: shardq.Con
     assert "paused" in text
 
 
+def test_what_is_paused_of_a_queue_is_named_with_and_without_consumers(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    until = {"shop.charge": "2099-01-01T00:00:00Z", "shop.send": "2020-01-01T00:00:00Z"}
+    paused = {"tasks": [*until], "until": until, "keys": ["order-7"]}
+    for name in ("mail", "post"):
+        db.queue(name, groups={"paused": ["vip-*"]}, limits={"paused": paused})
+    db.queue("mail").pause(key="order-8")
+    beat(db, "mail", 1)
+    text = "\n".join(screen(Observer(db).look(), 200, 24))
+    charge = "task shop.charge until 2099-01-01T00:00:00.000Z"
+    mail = "  paused: group vip-*, key order-7, key order-8, and 1 more"
+    assert re.search(rf"^{re.escape(mail)} *$", text, re.MULTILINE)
+    post = f"post: paused: group vip-*, key order-7, {charge}"
+    assert re.search(rf"^{re.escape(post)} *$", text, re.MULTILINE)
+
+
 def test_who_puts_is_named_with_and_without_consumers(stage: Stage, db: shardq.Connection) -> None:
     for count, name in enumerate(["mail", "mail", "mail", "mail", "mail", "post"], 1):
         queue = stage.connect().queue(name)

@@ -183,6 +183,14 @@ async def test_a_damaged_queue_says_so_on_both_pages_and_the_others_stand(api: A
     assert 'class="problem"' not in await browser.see("/")
 
 
+@played()
+async def test_the_page_of_a_queue_names_what_is_paused_of_it(api: Api) -> None:
+    limits = {"paused": {"tasks": ["shop.<b>"], "keys": ["order-7"]}}
+    api.db.queue("mail", groups={"paused": ["vip-*"]}, limits=limits)
+    page = await Browser(api).page("/queues/mail")
+    assert "paused group vip-*, key order-7, task shop.<b>" in page.text
+
+
 @on_stage(access=opened)
 async def test_a_store_that_is_away_is_told_with_the_time_and_what_was_known_stays(
     stage: Stage, api: Api

@@ -23,6 +23,7 @@ from rich.text import Text
 from shardq.cli import screen, states
 from shardq.cli.states import Severity
 from shardq.model.names import is_dead_queue
+from shardq.model.settings import pauses_of
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ _DETAIL_LINES = 6
 """Lines for consumers if there are more queues than lines; a quarter of the screen at most."""
 _LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
-_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = _TASKS_SHOWN = 3
-_TASK_MAX = 40
+_UNCONSUMED_SHOWN = _PRODUCERS_SHOWN = _TASKS_SHOWN = _PAUSES_SHOWN = 3
+_TASK_MAX, _PAUSE_MAX = 40, 80
 
 
 @dataclass(slots=True)
@@ -181,19 +182,19 @@ class Dashboard:
     def _block(self, view: QueueView, width: int, members_max: int) -> list[Text]:
         """A queue's consumers, its lanes, its producers and the load ahead.
 
-        Without consumers only the producers; nothing without those either.
+        Without consumers only the producers and the pauses; nothing without those either.
         """
+        told = [*_producer_line(view), *_pause_line(view)]
         if not view.members:
-            put_by = _producer_line(view)
-            return [Text(), *(_cut(line, width) for line in put_by)] if put_by else []
+            return [Text(), *(_cut(line, width) for line in told)] if told else []
         lines = [*_consumer_lines(view, width, members_max), *_task_line(view), *_lane_lines(view)]
-        lines += _producer_line(view)
+        lines += told
         if late := states.late(view):
             lines.append(Text(f"{_GAP}{late}"))
-        if told := states.scheduled(view):
+        if schedules := states.scheduled(view):
             minutes = screen.plural(len(view.forecast), "minute")
             soon = view.schedules_soon
-            lines.append(Text(f"{_GAP}{told}; {soon:,} to fire in the next {minutes}"))
+            lines.append(Text(f"{_GAP}{schedules}; {soon:,} to fire in the next {minutes}"))
         if any(count for _, count in view.forecast):
             lines.append(self._forecast(view))
         return [Text(), *(_cut(line, width) for line in lines)]
@@ -379,8 +380,22 @@ def _producer_line(view: QueueView) -> list[Text]:
     told = [f"{name} ({put:,})" for name, put in shown]
     if left := view.producers[_PRODUCERS_SHOWN:]:
         told.append(f"and {len(left):,} more ({sum(put for _, put in left):,})")
-    named = "" if view.members else f"{screen.squeezed(view.name, _NAME_MIN)}: "
-    return [Text(f"{_GAP if view.members else ''}{named}put by {', '.join(told)}")]
+    return [Text(f"{_begin(view)}put by {', '.join(told)}")]
+
+
+def _pause_line(view: QueueView) -> list[Text]:
+    pauses = pauses_of(view.settings, view.at_ms)
+    if not pauses:
+        return []
+    told = [screen.plain(f"{one}", _PAUSE_MAX).plain for one in pauses[:_PAUSES_SHOWN]]
+    if left := len(pauses) - len(told):
+        told.append(f"and {left:,} more")
+    return [Text(f"{_begin(view)}paused: {', '.join(told)}", style="yellow")]
+
+
+def _begin(view: QueueView) -> str:
+    """The beginning of a line about a queue: its name stands above only with consumers."""
+    return _GAP if view.members else f"{screen.squeezed(view.name, _NAME_MIN)}: "
 
 
 def _lane(lane: LaneView, bands: int) -> str:

@@ -71,6 +71,7 @@ def observe(
     lanes      lanes that a consumer reads, of every band unless one is named
     put by     processes that put in this minute and the four before, and how many
                messages each
+    paused     groups, tasks and keys that are paused; Limited pauses a task, too
 
     A queue that needs a newer shardq, or is damaged, is only named; if QUEUES names it, the
     command ends with an error.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from shardq.cli import options, screen, states
+from shardq.cli import options, screen
 from shardq.errors import SchemaNewer, ShardqError, StoreCorrupt
 from shardq.inspection.depth import DepthCounter
 from shardq.model import settings as model
@@ -244,7 +244,7 @@ def show(queue: str) -> None:
 def _facts(settings: Settings, now_ms: int) -> list[str]:
     facts = [f"made at {screen.when(moment_of(settings.lane_made_ms(0)))}"]
     facts.append("paused: delivers nothing" if settings.paused else "not paused")
-    if pauses := states.pauses_of(settings, now_ms):
+    if pauses := model.pauses_of(settings, now_ms):
         facts.append(f"paused: {', '.join(map(str, pauses))}")
     lanes = screen.plural(settings.lanes_read, "lane")
     bands = screen.plural(settings.bands, "band")
@@ -361,7 +361,7 @@ def _limited(settings: Settings, now_ms: int) -> list[str]:
         *(f"{name} of task {rule}" for rule, limits in tasks.items() for name in limits),
         *(f"{name} of each group" for name in groups.each.to_json()),
         *(f"{name} of group {rule}" for rule, limits in of_groups.items() for name in limits),
-        *(f"the pause of {one.of} {one.names}" for one in states.pauses_of(settings, now_ms)),
+        *(f"the pause of {one.of} {one.names}" for one in model.pauses_of(settings, now_ms)),
     ]
 
 

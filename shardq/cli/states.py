@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardq.inspection.backlog import PartBacklog
-    from shardq.model.settings import Settings
     from shardq.observer import MemberView, QueueView
     from shardq.schedules.schedule import Schedule
 
@@ -194,13 +193,6 @@ def late(view: QueueView) -> str:
     recent = view.late_ms and f"{screen.quantiles(view.late_ms)} in 5 min"
     told = ", ".join(one for one in (recent, day) if one)
     return f"late p50/p99: {told}" if told else ""
-
-
-def pauses_of(settings: Settings, now_ms: int) -> list[Pause]:
-    """The pauses of groups, tasks and keys of a queue that hold now."""
-    groups = sorted(limits_of(settings.group_limits).paused)
-    others = queue_limit_of(settings.queue_limit).at(now_ms).paused
-    return [*(Pause("group", one) for one in groups), *others]
 
 
 def _found(view: QueueView, limits: Limits, *, are_jobs: bool) -> Iterator[Finding]:

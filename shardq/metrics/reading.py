@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import SchemaError, ShardqError, StoreCorrupt, StoreError, UnknownQueue
 from shardq.metrics.named import TOTALS
-from shardq.model.limits import limits_of, queue_limit_of
 from shardq.model.names import is_dead_queue
-from shardq.model.settings import Settings
+from shardq.model.settings import Settings, pauses_of
 from shardq.observer import Observer
 from shardq.records.folded import stored_totals
 from shardq.records.meter import Counted, Known
@@ -304,9 +303,7 @@ def _values(view: QueueView) -> dict[_Series, float]:
     }
     busy = sum(member.busy for member in members)
     threads = {"busy": busy, "idle": sum(member.threads for member in members) - busy}
-    limit = queue_limit_of(view.settings.queue_limit).at(view.at_ms)
-    paused = Counter(pause.of for pause in limit.paused)
-    paused["group"] = len(limits_of(view.settings.group_limits).paused)
+    paused = Counter(pause.of for pause in pauses_of(view.settings, view.at_ms))
     # Messages that are due and run are no backlog.
     oldest_ms = view.lag_ms if depth.ready else 0
     return {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model import formats, names
-from shardq.model.limits import limits_of, queue_limit_of, read_groups, read_limits
+from shardq.model.limits import Pause, limits_of, queue_limit_of, read_groups, read_limits
 from shardq.model.shard import FIRST_GROUP_LANE, MINUTE_MS, Layout
 from shardq.model.times import KEPT_MS_MAX, Duration, duration_ms, duration_text
 
@@ -243,6 +243,13 @@ def expected_lanes(settings: Settings, layout: Layout, now_ms: int) -> list[int]
     """
     filled = settings.lanes_polled(now_ms)
     return [lane for lane in layout.lanes_used() if layout.index_of(lane) < filled]
+
+
+def pauses_of(settings: Settings, now_ms: int) -> list[Pause]:
+    """The pauses of groups, tasks and keys of a queue that hold now."""
+    groups = sorted(limits_of(settings.group_limits).paused)
+    others = queue_limit_of(settings.queue_limit).at(now_ms).paused
+    return [*(Pause("group", one) for one in groups), *others]
 
 
 def _is_storable(name: str, value: Any) -> bool:

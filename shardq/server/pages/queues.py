@@ -49,4 +49,8 @@ async def one_queue(page: Page) -> Template:
     if view is None and not look.passed_over.get(name):
         raise Refused(404, f"there is no queue {name!r}.")
     fixed = [name for name, one in settings.CHOICES.items() if one.stored in settings.FIXED]
-    return Template("queue", {"queue": queue, "view": view, "look": look, "fixed": fixed})
+    pauses = [] if view is None else settings.pauses_of(view.settings, view.at_ms)
+    return Template(
+        "queue",
+        {"queue": queue, "view": view, "look": look, "fixed": fixed, "pauses": pauses},
+    )
