@@ -191,10 +191,10 @@ class Gate:
         Raises:
             StoreTimeout, StoreUnavailable: Others use them when they have ended.
         """
-        now_us = self._clock.boot_us()
-        if self._slots.granted.until_us > now_us:
+        now_us, limit = self._clock.boot_us(), self._limit
+        if limit.running and self._slots.granted.until_us > now_us:
             self._take_slots(0)
-        if self._tokens.granted.until_us > now_us:
+        if limit.rates and self._tokens.granted.until_us > now_us:
             self._take_tokens(0)
 
     def _take_slots(self, wants: int) -> None:
