@@ -29,13 +29,14 @@ from shardq.inspection.calendar import begins, forecast, forecast_ms
 from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
-from shardq.inspection.scan import forget_empty
+from shardq.inspection.scan import forget_empty, postponed
 from shardq.inspection.state import Where
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.forwarding import Forwarder
 from shardq.lifecycle.keyed import Answer, KeyedCommands, Snapshot
 from shardq.lifecycle.receipts import Receipts
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names, settings
 from shardq.model.limits import queue_limit_of, with_pause, with_pause_of, with_rule, with_task
 from shardq.model.message import Message, died_in
@@ -915,15 +916,21 @@ class Queue(Scheduled):
         Jobs of a task, and messages with keys, that were moved meanwhile return within 10 minutes.
 
         Args:
-            group: As `pause` was given it.
+            group: As `pause` was given it; or the exact name of a group that is not paused, but
+                held back by messages of it that are limited, snoozed or retried: these are
+                delivered at once.
             task: As `pause` was given it.
             key: As `pause` was given it.
 
         Raises:
             UsageError: If more than one is given.
-            BadSetting: If nothing was paused by that name.
+            BadSetting: If nothing was paused by that name, and no message holds that group back.
         """
-        self._pause(group=group, task=task, key=key, paused=False)
+        try:
+            self._pause(group=group, task=task, key=key, paused=False)
+        except BadSetting:
+            if not isinstance(group, str) or not self._end_holds(group):
+                raise
 
     def purge(self) -> None:
         """Delete all messages that have entered the queue until now.
@@ -1041,6 +1048,20 @@ class Queue(Scheduled):
             return replace(now, queue_limit=limit)
 
         self._home.register.change(lambda now: [changed(now)])
+
+    def _end_holds(self, group: str) -> bool:
+        """Let the messages that hold a group back be delivered at once; False if none does."""
+        home = self._home
+        found = [
+            row
+            for row in postponed(home.store, home.register, home.clock.now_ms(), group)
+            if row.claim is None and not home.register.is_purged(row)
+        ]
+        now_ms = home.clock.now_ms()
+        # What is delivered soon anyway may have begun by the time of the edit.
+        long = [row for row in found if row.ready_ms >= now_ms + CLAIM_MARGIN_MS]
+        self._settler.edit([(row, row._replace(not_before_ms=now_ms)) for row in long])
+        return bool(found)
 
     def _by_id_or_key(
         self,

@@ -45,9 +45,13 @@ def test_a_group_that_a_delivery_has_limited_says_until_when(shell: Shell) -> No
     told = shell.ok("limits", "mail", "vip-7").out
     begins = r"18 due, 0 running; the last of the due ones begins about \S+Z, in (1h|59m)"
     assert re.search(begins, told), told
-    assert re.search(r"\nIt is held back until \S+Z, in (1h|59m\S*)\.\n$", told), told
+    held = re.search(r"\nIt is held back until \S+Z, in (1h|59m\S*); `(.*)` ends that\.\n$", told)
+    assert held is not None, told
+    assert held[2] == "shardq queues resume mail --group vip-7"
     [told] = shell.ok("limits", "mail", "vip-7", "--json").lines
     assert told["next_begins"] < told["last_begins"]
+    shell.ok("queues", "resume", "mail", "--group", "vip-7")
+    assert "held back" not in shell.ok("limits", "mail", "vip-7").out
 
 
 def test_the_limits_of_a_queue_and_its_tasks_are_listed_after_those_of_its_groups(

@@ -95,6 +95,20 @@ def test_a_retried_message_gives_its_place_back_and_is_delivered_again(stage: St
     assert sorted(seen.texts[5:]) == ["a0", "a1"]
 
 
+def test_a_received_message_is_retried_and_snoozed_before_its_time_is_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 2})
+    put(queue, "a", 4)
+    first, second = queue.receive(10, "1h", wait="1s")
+    queue.retry(first, "10s")
+    queue.snooze(second, "20s")
+    others = queue.receive(10, wait="1s")
+    assert [message.text for message in others] == ["a2", "a3"]
+    queue.ack(*others)
+    assert queue.receive(10, wait="8s") == []
+    for text in ("a0", "a1"):
+        assert [message.text for message in queue.receive(10, wait="12s")] == [text]
+
+
 def test_a_place_is_free_again_when_the_time_of_a_claim_is_up(stage: Stage) -> None:
     queue = stage.connect().queue("mail", groups={"places": 2})
     put(queue, "a", 3)
@@ -884,6 +898,144 @@ def test_a_new_owner_of_a_lane_keeps_a_limited_group_waiting(stage: Stage) -> No
     assert len(seen.texts) == 0
     stage.drain(queue, other)
     assert len(seen.texts) == 10
+
+
+GROUPS: list[dict[str, object]] = [
+    {},
+    {"rate": "10/s"},
+    {"places": 3},
+    {"places": 3, "rate": "10/s", "burst": 3},
+    {"places": 3, "rate": "6/min", "burst": 3, "tier": 2},
+]
+"""Limits of groups: one place and several, without a rate, with a fast and with a slow one."""
+
+
+def limited(stage: Stage, queue: Queue, **times: str) -> tuple[Consumer, Recorder]:
+    """Return a consumer whose first deliveries of some texts are limited, and what it records."""
+
+    def refuse(message: Message) -> None:
+        if (after := times.pop(message.text, None)) is not None:
+            raise Limited(after)
+
+    seen = Recorder(stage.clock, refuse)
+    return Consumer(queue, seen), seen
+
+
+@pytest.mark.parametrize(
+    ("by", "owner"),
+    [
+        ("move", "elsewhere"),
+        ("key", "here"),
+        ("cancel", "elsewhere"),
+        ("cancel", "later"),
+        ("resume", "here"),
+        ("resume", "later"),
+    ],
+)
+@pytest.mark.parametrize("limits", GROUPS)
+def test_a_limited_group_is_delivered_again_at_once_when_its_limit_is_ended(
+    stage: Stage, limits: dict[str, object], owner: str, by: str
+) -> None:
+    queue = stage.connect().queue("mail", groups=limits)
+    first = queue.put("a0", group="a", key="first" if by == "key" else None)
+    put(queue, "a", 9, first=1)
+    consumer, seen = limited(stage, queue, a0="1d")
+    stage.drive(consumer, seconds=5)
+    if owner == "later":
+        consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=30)
+    assert seen.texts == ["a0"]
+    other = queue if owner == "here" else stage.connect().queue("mail")
+    if by == "move":
+        other.move(ids=[first.id], delay="0s")
+    elif by == "key":
+        other.move("first", delay="0s")
+    elif by == "cancel":
+        other.cancel(ids=[first.id])
+    else:
+        other.resume(group="a")
+    stage.drive(consumer, seconds=1)
+    assert len(seen) > 1
+    stage.drain(queue, consumer)
+    rest = [f"a{n}" for n in range(by == "cancel", 10)]
+    assert sorted(seen.texts) == sorted(["a0", *rest])
+    assert {message.attempt for message in seen.messages} == {1}
+    if by in ("move", "resume") and limits.get("places", 1) == 1:
+        assert seen.texts == ["a0", *rest]
+
+
+@pytest.mark.parametrize("limits", GROUPS[2:])
+@pytest.mark.parametrize("ended", ["shorter", "longer"])
+def test_the_end_of_one_limit_ends_no_other_of_its_group(
+    stage: Stage, limits: dict[str, object], ended: str
+) -> None:
+    queue = stage.connect().queue("mail", groups=limits)
+    put(queue, "a", 10)
+    shorter, longer, third = (queue.receive(1, "1h", wait="10s")[0] for _ in range(3))
+    queue.snooze(longer, "1d", limited=True)
+    queue.snooze(shorter, "5m", limited=True)
+    queue.ack(third)
+    assert queue.receive(10, wait="1m") == []
+    queue.cancel(ids=[shorter.id if ended == "shorter" else longer.id])
+    assert queue.receive(10, wait="3m") == []
+    if ended == "shorter":
+        assert queue.receive(10, wait="10m") == []
+        queue.move(ids=[longer.id], delay="0s")
+    assert queue.receive(10, wait="2m") != []
+
+
+@pytest.mark.parametrize("limits", GROUPS)
+def test_a_purge_ends_the_limit_of_a_group(stage: Stage, limits: dict[str, object]) -> None:
+    queue = stage.connect().queue("mail", groups=limits)
+    put(queue, "a", 10)
+    consumer, seen = limited(stage, queue, a0="1d")
+    stage.drive(consumer, seconds=60)
+    queue.purge()
+    put(queue, "a", 1, first=10)
+    stage.drive(consumer, seconds=7)
+    assert seen.texts == ["a0", "a10"]
+
+
+@on_each_store
+@pytest.mark.parametrize("limits", GROUPS[:4])
+def test_callers_get_messages_of_a_limited_group_again_once_its_limit_is_ended(
+    world: World, limits: dict[str, object]
+) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, groups=limits)
+    put(queue, "a", 10)
+    first, *others = queue.receive(3, wait="10s")
+    queue.snooze(first, "1d", limited=True)
+    queue.ack(*others)
+    assert queue.receive(10, wait="3s") == []
+    other = world.connect().queue(name)
+    other.resume(group="a")
+    [first] = queue.receive(1, wait="5s")
+    queue.snooze(first, "1d", limited=True)
+    assert queue.receive(10, wait="3s") == []
+    other.cancel(ids=[first.id])
+    assert queue.receive(10, wait="5s") != []
+
+
+def test_only_a_group_that_is_held_back_is_resumed_and_by_its_name_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", groups={"places": 3})
+    put(queue, "a1", 4)
+    put(queue, "b", 4)
+    consumer, seen = limited(stage, queue, a10="1d", b0="1d")
+    stage.drive(consumer, seconds=5)
+    for name in ("a*", "a", "c", ""):
+        with pytest.raises(BadSetting):
+            queue.resume(group=name)
+    queue.pause(group="b")
+    queue.resume(group="b")
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == ["a10", "b0"]
+    queue.resume(group="b")
+    stage.drive(consumer, seconds=2)
+    assert Counter(text[0] for text in seen.texts) == {"a": 1, "b": 5}
+    for name in ("b", "a1*"):
+        with pytest.raises(BadSetting, match="is not paused"):
+            queue.resume(group=name)
 
 
 def test_limits_change_while_callers_of_a_former_owner_hold_messages_of_a_group(

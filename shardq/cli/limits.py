@@ -182,7 +182,9 @@ def _explain(queue: Queue, group: str) -> None:
     click.echo(f"{least}{backlog.due:,} due, {backlog.running:,} running{until}")
     if backlog.held_ms:
         until = f"{iso(backlog.held_ms)}, in {span(backlog.held_ms - now_ms)}"
-        click.echo(f"It is held back until {until}.")
+        named = streams.escaped(shlex.quote(group))
+        end = f"`shardq queues resume {queue.name} --group {named}`"
+        click.echo(f"It is held back until {until}; {end} ends that.")
     elif taken_ms:
         until = f"{iso(taken_ms)}, in {span(taken_ms - now_ms)}"
         click.echo(f"All its places are taken, the first until about {until}.")

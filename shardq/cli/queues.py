@@ -411,7 +411,10 @@ def pause(queue: str, **names: str | None) -> None:
 @options.queue
 @_pauses
 def resume(queue: str, **names: str | None) -> None:
-    """Deliver QUEUE again, or a part of it. Messages due in the meantime come first."""
+    """Deliver QUEUE again, or a part of it. Messages due in the meantime come first.
+
+    A --group that is not paused, but held back by limited messages, is delivered again, too.
+    """
     named = _named(names)
     options.queue_of(queue).resume(**names)
     click.echo(f"{queue}: resumed{named}")

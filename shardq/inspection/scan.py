@@ -304,17 +304,24 @@ def _grouped(values: Mapping[int, list[int]]) -> dict[tuple[int, ...], list[int]
     return grouped
 
 
-def postponed(store: Store, register: Register, now_ms: int) -> Iterator[Row]:
-    """Due messages of groups that may be delivered later than now; without bodies."""
+def postponed(
+    store: Store, register: Register, now_ms: int, group: str | None = None
+) -> Iterator[Row]:
+    """Due messages of a group, or of all, that may be delivered later than now; without bodies."""
     layout = register.layout
     if not layout.groups_used:
         return
     found = open_shards(store, register, layout.minute_of(now_ms) + 1, now_ms)
-    of_groups = (shard for shard in found if layout.is_of_groups(shard.lane))
+    lanes = layout.lanes_of_groups() if group is None else [layout.group_lane(group)]
+    of_groups = (shard for shard in found if shard.lane in lanes)
     for counted in tallies(store, of_groups, -1, now_ms, purpose="postponed"):
         for shard, tally in counted.items():
             one = whole(layout, shard, _PAGE_ROWS[1], "postponed")
-            yield from (row for row in waits_of(store, one, tally) if row.ready_ms > now_ms)
+            yield from (
+                row
+                for row in waits_of(store, one, tally)
+                if row.ready_ms > now_ms and group in (None, row.group)
+            )
 
 
 def waits_of(store: Rows, wanted: Slice, tally: Tally) -> Iterator[Row]:

@@ -137,6 +137,9 @@ class Planner:
             self._note_far(until_ms, self._clock.now_us())
             edit = row._replace(attempt=left, not_before_ms=until_ms, claim=None)
             return Settlement(outcome.fate, None, edit)
+        if row.not_before_ms is not None:
+            # The end of a claim or limit counts no more: its new due says when it is delivered.
+            row = row._replace(not_before_ms=None)
         move = self.move(
             row,
             until_ms,

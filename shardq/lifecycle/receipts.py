@@ -236,7 +236,8 @@ class Receipts:
             deliveries, plan, is_partial=is_partial, margin_ms=margin_ms, failures=failures
         )
         died = [row for row in ended if plans[row.position].fate is Fate.BURY]
-        self._settler.tell(died)
+        # The edits of rows that stay in their places have been told.
+        self._settler.tell([row for row in ended if plans[row.position].edit is None])
         retried = sum(plans[row.position].fate is Fate.RETRY for row in ended)
         if len(died) < len(ended):
             self._home.stats.add(retried=retried, snoozed=len(ended) - len(died) - retried)

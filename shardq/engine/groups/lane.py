@@ -78,6 +78,7 @@ class Group:
         ended_ms: When a delivery of the group last ended, epoch milliseconds; 0: none has.
         claims: A heap of the claims that were added behind the heads: (place, `id`, claim). They
             were handed out along with a head. Some may have been taken out since.
+        holds: Head that holds the whole group back -> until when, epoch milliseconds.
     """
 
     places: int = 1
@@ -93,6 +94,7 @@ class Group:
     read: int = 0
     ended_ms: int = 0
     claims: list[tuple[Place, int, Delivery]] = field(default_factory=list)
+    holds: dict[Delivery, int] = field(default_factory=dict)
     _end: Place = (-1, b"")
     """Every row behind the heads is at this place or earlier."""
 
@@ -209,6 +211,15 @@ class Group:
         if self.line is not None and self.line.held:
             return "rate", len(self.rows) + len(self.line.heads)
         return "" if self.has_place else "place", len(self.rows)
+
+    def held_ms(self, now_ms: int) -> int:
+        """How long heads hold the group back from now on; 0: no head does."""
+        self.holds = {
+            head: until_ms
+            for head, until_ms in self.holds.items()
+            if until_ms > now_ms and head in self.heads
+        }
+        return max(self.holds.values(), default=now_ms) - now_ms
 
     def behind(self, count: int, is_wanted: Callable[[Row], bool]) -> list[Delivery]:
         """Return the first rows behind the head, up to an unwanted row; they are not taken out."""

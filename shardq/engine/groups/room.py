@@ -379,6 +379,8 @@ class GroupLanes(Part):
                 continue
             if (passed := group.passed(now_ms)) is not None and self._take_out(group, passed):
                 mine.take_back(group, passed)
+            if group.holds:
+                self._hold_back(group)
             while (one := group.next(now_ms)) is not None:
                 if one.is_stale or one.row.ready_ms > now_ms:
                     self._wait(group, one, one.row.ready_ms)
@@ -393,21 +395,29 @@ class GroupLanes(Part):
         return heads
 
     def _wait(self, group: Group, head: Delivery, until_ms: int) -> None:
-        """Let a head wait for its time; without order, a head that no one has holds its group."""
+        """Let a head wait for its time; it holds its group back, unless it is a claim."""
         self._heads.wait(group, head, until_ms)
-        self._hold_line(group, head)
+        self._note_hold(group, head)
 
-    def _hold_line(self, group: Group, head: Delivery) -> None:
-        row = head.row
-        if group.line is not None and row.not_before_ms is not None and row.claim is None:
-            self._ready.hold(group.line, row.not_before_ms - self._clock.now_ms())
+    def _note_hold(self, group: Group, head: Delivery) -> None:
+        holds = head.row.holds_group(self._clock.now_ms())
+        if holds or group.holds:
+            group.holds[head] = head.row.ready_ms if holds else 0
+            self._hold_back(group)
+
+    def _hold_back(self, group: Group) -> None:
+        """Hand out no head of a group for as long as any of its heads holds it back."""
+        held_ms = group.held_ms(self._clock.now_ms())
+        if group.line is not None:
+            self._ready.hold(group.line, held_ms)
 
     def hold(self, one: Delivery, delay_ms: int) -> None:
         """Hand out no more of a delivery's group for `delay_ms`, at once, before it is stored."""
         with self._lock:
             _, group = self._group_of(one.row)
-            if group is not None and group.line is not None:
-                self._ready.hold(group.line, delay_ms)
+            if group is not None:
+                group.holds[one] = self._clock.now_ms() + delay_ms
+                self._hold_back(group)
 
     def _take_out(self, group: Group, head: Delivery) -> bool:
         """Take a head out of `ready`; True if no handler has it."""
@@ -434,6 +444,8 @@ class GroupLanes(Part):
             heads, rows = group.heads, group.rows
             del heads[one]
             group.ended_ms = self._clock.now_ms()
+            if group.holds:
+                self._hold_back(group)
             head = rows[0] if rows and not group.claims and group.has_place else None
             if head is not None and not (head.is_stale or head.row.not_before_ms):
                 # Every message of a backlog takes this path, so it is short.
@@ -592,8 +604,6 @@ class GroupLanes(Part):
                 for group in mine.groups.values():
                     for head in out.intersection(group.heads):
                         mine.take_back(group, head)
-                    for head in group.heads:
-                        self._hold_line(group, head)
                 offered += self._offer(mine, list(mine.groups))
         self._ready.add(offered)
         self.wake()
@@ -700,6 +710,7 @@ class GroupLanes(Part):
                 self._wait(group, one, max(row.ready_ms, now_ms + _AGAIN_MS))
                 return
             group.heads[one] = 0
+            self._note_hold(group, one)
             # Its group may have fewer places by now, or be paused.
             is_back = group.passed(now_ms) is one or len(group.heads) > group.places
             one.lead(careful=not is_back and mine.needs_care(row))

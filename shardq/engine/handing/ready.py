@@ -159,9 +159,11 @@ class Ready:
                 self._look_again()
 
     def hold(self, line: HeadLine, delay_ms: int) -> None:
-        """Hand out no head of a group for so long."""
+        """Hand out no head of a group for so long, and no longer."""
         with self._lock:
-            self._turns.hold(line, self._clock.boot_us() + 1_000 * delay_ms)
+            until_us = self._clock.boot_us() + 1_000 * delay_ms if delay_ms else 0
+            self._turns.hold(line, until_us)
+            self._look_again()
 
     def awaits_grant(self, line: HeadLine) -> bool:
         """True if a head of a group could be handed out if a token of its rate was granted."""

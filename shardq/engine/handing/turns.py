@@ -186,9 +186,15 @@ class Turns:
             self._note(opens_us, next(self._numbers), at)
 
     def hold(self, line: HeadLine, until_us: int) -> None:
-        """Let no head of a line be taken until a time since boot."""
-        line.until_us = max(line.until_us, until_us)
-        if line.turn is not None:
+        """Let no head of a line be taken until a time since boot, in place of a former such time.
+
+        Args:
+            line: The line.
+            until_us: The time; 0: heads may be taken.
+        """
+        is_sooner, line.until_us = until_us < line.until_us, until_us
+        must_wait = line.turn is not None and until_us > self._clock.boot_us()
+        if must_wait or (line.held and is_sooner):
             self._enter(line)
 
     def promote(self) -> None:
