@@ -287,7 +287,7 @@ def test_a_queue_or_a_task_with_a_rate_over_a_long_time_begins_at_once_at_each_c
     assert (190 if of == "queue" else 110) <= len(seen.at_us) <= 203
     assert most_within(seen.at_us, 1_000_000) <= 10 + burst
     stage.drive(*consumers, seconds=1_800)
-    assert 280 <= len(seen.at_us) <= 302
+    assert (280 if of == "queue" else 240) <= len(seen.at_us) <= 302
 
 
 def test_a_consumer_closes_after_its_limits_were_removed(stage: Stage) -> None:

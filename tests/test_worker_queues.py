@@ -137,13 +137,18 @@ def test_a_fault_in_the_step_of_one_queue_ends_the_worker_and_loses_nothing_of_t
     worker = Worker(app, threads=2)
     [sms] = [one for one in worker._consumers if one._queue.name == "sms"]
 
+    failed = threading.Event()
+
     def fail() -> float:
+        failed.set()
         raise ZeroDivisionError("a fault")
 
     thread, errors = ended_by(worker)
     app.tasks["mail"].put("first")
     assert begun.wait(WAIT_S)
     monkeypatch.setattr(sms._engine, "step", fail)
+    # A step that began before would deliver the job.
+    assert failed.wait(WAIT_S)
     app.tasks["sms"].put("second")
     may_end.set()
     thread.join(WAIT_S)
